@@ -97,13 +97,23 @@ class TensorView:
 
 @dataclass(frozen=True)
 class RankPart:
-    """What one rank holds of every block of one component."""
+    """What one rank holds of every block of one component.
+
+    As sent, slot offsets count from the rank's own share of the slot; the worker makes them absolute
+    with placement.place_ranks once all ranks have registered (and that sets `stores`).
+    """
 
     component: ComponentType
     num_blocks: int
     tensors: tuple[TensorView, ...]
     segments: tuple[Segment, ...]
-    stores: bool = True  # False: a replica (MLA under tensor parallelism) that only loads
+    replicated: bool = False  # all ranks of the pipeline stage hold the same bytes (MLA)
+    stores: bool = True  # False: a replica that only loads
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of a slot that this rank's share takes."""
+        return sum(s.num_bytes for s in self.segments)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,146 @@
+"""The only reader of FLEXKV_* variables and of the YAML file that FLEXKV_CONFIG_PATH names.
+
+Precedence: environment, YAML, default.  YAML refuses a key it does not know.  The environment is never
+refused (a launch script may serve several versions): an unknown or no longer applicable variable is
+answered by one warning.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "FLEXKV_"
+
+# FlexKV's settings for tiers and mechanisms that do not exist here, and what to do instead.
+_NOT_APPLICABLE = {
+    "cpu_cache_gb": "the size of the cache is radix-server's --data-bytes",
+    "num_cpu_blocks": "the number of blocks follows from radix-server's --data-bytes",
+    **dict.fromkeys(
+        ("ssd_cache_gb", "ssd_cache_dir", "enable_gds", "enable_ssd", "ssd_layout", "iouring_entries", "iouring_flags",
+         "max_file_size_gb", "remote_cache_size_mode", "enable_remote", "enable_3rd_remote", "enable_p2p_ssd",
+         "remote_layout"),
+        "there is no SSD or remote tier",
+    ),
+    **dict.fromkeys(
+        ("enable_p2p_cpu", "redis_host", "redis_port", "redis_password", "node_ttl_seconds", "local_ip",
+         "mooncake_config_path", "enable_kv_sharing"),
+        "sharing between nodes is set up at the radix-server",
+    ),
+    **dict.fromkeys(
+        ("evict_ratio", "evict_start_threshold", "hit_reward_seconds", "eviction_policy"),
+        "eviction is set up at the radix-server (--evict-policy, --background-evict-ratio)",
+    ),
+    **dict.fromkeys(
+        ("index_accel", "use_ce_transfer_h2d", "use_ce_transfer_d2h", "transfer_num_cta_h2d", "transfer_num_cta_d2h",
+         "use_hugepage_cpu_buffer", "use_hugepage_tmp_buffer", "hugepage_size_bytes", "enable_mps", "sync_interval"),
+        "it is chosen by measurement here",
+    ),
+}  # fmt: skip
+
+
+class FlexKVSettings(BaseSettings):
+    """One field = one `FLEXKV_<FIELD>` variable = one YAML key."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
+
+    radixshmem_server_name: str = Field("/flexkv", description="name of the radix-server to attach")
+    enable_radixshmem: bool = Field(True, description="the only mode; false disables the cache")
+    strict: bool = Field(False, description="raise instead of disabling the cache when it is refused")
+    attach_timeout_s: float = Field(600.0, gt=0, description="how long to wait for the radix-server")
+    server_recv_port: str = Field("ipc:///tmp/flexkv_server", description="endpoint of the KVServer")
+    server_client_mode: bool = Field(False, description="go through one KVServer per node even with dp 1")
+    server_launch_mode: Literal["embedded", "external"] = Field("embedded", description="who starts the KVServer")
+    instance_num: int = Field(1, ge=1, description="engine instances of this node that share the KVServer")
+    instance_id: int = Field(0, ge=0, description="number of this instance, from 0")
+    cpu_layout: str = Field("BLOCKFIRST", description="order of a host block: BLOCKFIRST")
+    fingerprint: Literal["sampled", "full"] = Field("sampled", description="full: hash every byte of the weights")
+    task_ttl_s: float = Field(600.0, gt=0, description="after this long an unlaunched or uncollected task is dropped")
+    enable_metrics: bool = Field(False, description="serve Prometheus metrics")
+    metrics_port: int = Field(8080, ge=0, le=65535, description="port of the metrics on 127.0.0.1")
+    enable_trace: bool = Field(False, description="write every call as a line of JSON")
+    trace_file_path: str = Field("./flexkv_trace.log", description="where enable_trace writes")
+    enable_layerwise_transfer: bool = Field(False, description="loads go layer by layer")
+    layerwise_eventfd_socket: str = Field("/tmp/flexkv_layerwise_eventfd.sock", description="eventfd hand-over")
+    copy_threads: int = Field(0, ge=0, description="threads that copy CPU tensors; 0: by the number of cores")
+    transfer_thread_blocks: int = Field(0, ge=0, description="CUDA thread blocks of a transfer; 0: the measured default")
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, **_: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+        """The environment overrides what load_settings() read from YAML and passes to the constructor."""
+        return env_settings, init_settings
+
+
+def load_settings() -> FlexKVSettings:
+    """Settings from the environment and YAML.  ValueError names what is wrong and where it was given."""
+    path = os.environ.get("FLEXKV_CONFIG_PATH", "")
+    _warn_about_environment(os.environ)
+    try:
+        settings = FlexKVSettings(**_read_yaml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        where = f"{_PREFIX}{name.upper()}" if f"{_PREFIX}{name.upper()}" in os.environ else f"{path}: {name}"
+        raise ValueError(f"{where}: {first['msg']} (given: {first['input']!r})") from error
+    if settings.cpu_layout.upper() != "BLOCKFIRST":
+        _warn_once(f"FLEXKV_CPU_LAYOUT={settings.cpu_layout} is ignored: host blocks are always BLOCKFIRST")
+    return settings
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"FLEXKV_CONFIG_PATH: cannot read {path}: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ValueError(f"FLEXKV_CONFIG_PATH: {path} must hold `key: value` lines")
+    known = {}
+    for key, value in loaded.items():
+        if key in FlexKVSettings.model_fields:
+            known[key] = value
+        elif key in _NOT_APPLICABLE:
+            _warn_once(f"{path}: {key} has no effect: {_NOT_APPLICABLE[key]}")
+        else:
+            raise ValueError(f"{path}: unknown key {key!r}{_nearest(str(key))}")
+    return known
+
+
+def _warn_about_environment(environ: Mapping[str, str]) -> None:
+    for variable in environ:
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or name == "config_path" or name in FlexKVSettings.model_fields:
+            continue
+        if name in _NOT_APPLICABLE:
+            _warn_once(f"{variable} has no effect: {_NOT_APPLICABLE[name]}")
+        else:
+            _warn_once(f"{variable} is not a known variable{_nearest(name, _PREFIX)}")
+
+
+def _nearest(name: str, prefix: str = "") -> str:
+    matches = difflib.get_close_matches(name, [*FlexKVSettings.model_fields, "config_path"], n=1)
+    if not matches:
+        return ""
+    return f"; did you mean {(prefix + matches[0].upper()) if prefix else matches[0]}?"
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)

@@ -1,16 +1,18 @@
 """Messages between the engine, its ranks and the transfer worker.
 
-    engine --TransferOp-->  worker  <--RegisterRank-- rank
-    engine <--OpResult----
+    engine --Submit-->  worker  <--Register-- rank
+    engine <-Results--          --Registered->
 
-All of them are plain data: MessagePack on Unix sockets, file descriptors beside it.
+All of them are plain data: MessagePack on Unix sockets (wire.py), file descriptors beside it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,15 +33,30 @@ class TransferDied(RuntimeError):
 
 @dataclass(frozen=True)
 class TransferOp:
-    """Move block gpu_blocks[i] to or from slot slots[i] of one pool, on every registered rank."""
+    """Move block gpu_blocks[i] to or from slot slots[i] of one pool, on every registered rank.
+
+    layerwise (H2D only): layer by layer, signalling the layers' eventfds of counter_id.  An op
+    signals the layers that have bytes in its component, so a layerwise load of a hybrid model needs
+    one op per component; an op without blocks signals its layers at once.
+    """
 
     op_id: int  # chosen by the submitter, returned in the result
     kind: OpKind
     component: ComponentType
     gpu_blocks: npt.NDArray[np.int64]  # block ids, equal on all ranks
     slots: npt.NDArray[np.int32]  # same length
-    layerwise: bool = False  # H2D only: layer by layer, signalling the eventfds of counter_id
+    layerwise: bool = False
     counter_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("gpu_blocks", np.int64), ("slots", np.int32)):
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1:
+                raise TypeError(f"{name}: 1-D {np.dtype(dtype)} expected, not {array.ndim}-D {array.dtype}")
+        if len(self.gpu_blocks) != len(self.slots):
+            raise ValueError(f"slots: {len(self.slots)} given for {len(self.gpu_blocks)} gpu_blocks")
+        if self.layerwise and self.kind is not OpKind.H2D:
+            raise ValueError("layerwise: only loads (H2D) go layer by layer")
 
 
 @dataclass(frozen=True)
@@ -99,21 +116,21 @@ class TensorView:
 class RankPart:
     """What one rank holds of every block of one component.
 
-    As sent, slot offsets count from the rank's own share of the slot; the worker makes them absolute
-    with placement.place_ranks once all ranks have registered (and that sets `stores`).
+    As registered, slot offsets count from the start of the rank's own share; place_ranks makes them
+    offsets in the slot.
     """
 
     component: ComponentType
     num_blocks: int
     tensors: tuple[TensorView, ...]
     segments: tuple[Segment, ...]
-    replicated: bool = False  # all ranks of the pipeline stage hold the same bytes (MLA)
-    stores: bool = True  # False: a replica that only loads
+    replicated: bool = False  # all tensor-parallel ranks hold the same bytes (MLA)
+    stores: bool = True  # set by place_ranks: False for replicas, which only load
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of a slot that this rank's share takes."""
-        return sum(s.num_bytes for s in self.segments)
+        """Bytes of every slot that are this rank's."""
+        return sum(segment.num_bytes for segment in self.segments)
 
 
 @dataclass(frozen=True)
@@ -127,7 +144,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RegisterRank:
-    """A rank hands its KV tensors over.  Sent once per rank on a connection that stays open."""
+    """A rank hands its KV tensors over, once, on a connection that stays open."""
 
     place: RankPlace
     storages: tuple[StorageHandle, ...]
@@ -137,12 +154,103 @@ class RegisterRank:
 
 
 @dataclass(frozen=True)
+class LayerwiseSocket:
+    """Where the worker listens for the eventfds of the ranks of one pipeline stage."""
+
+    path: str
+    pp_rank: int = 0
+
+
+@dataclass(frozen=True)
 class TransferConfig:
     """Everything that the worker of one engine is started with."""
 
     store: StoreSpec
     num_ranks: int  # the worker is ready once so many have registered
     register_endpoint: str  # Unix socket path, "ipc://" allowed
-    copy_threads: int = 0  # CPU tensors; 0: chosen from the number of cores
+    copy_threads: int = 0  # CPU tensors, per direction; 0: chosen from the number of cores
     thread_blocks: int = 0  # CUDA; 0: the measured default
-    layerwise_sockets: tuple[str, ...] = field(default=())  # listen here for eventfds
+    layerwise_sockets: tuple[LayerwiseSocket, ...] = ()
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """engine -> worker, first of all."""
+
+    config: TransferConfig
+
+
+class MarkDevice(msgspec.Struct, tag=True, frozen=True):
+    """worker -> engine: about to register slots with a device; waits for DeviceMarked."""
+
+
+class DeviceMarked(msgspec.Struct, tag=True, frozen=True):
+    """engine -> worker."""
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """worker -> engine: every rank has registered."""
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """worker -> engine, before it exits."""
+
+    error: str
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """engine -> worker."""
+
+    ops: list[TransferOp]
+
+
+class Results(msgspec.Struct, tag=True, frozen=True):
+    """worker -> engine."""
+
+    results: list[OpResult]
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """engine -> worker: finish what runs, drop the rest, exit."""
+
+
+class Register(msgspec.Struct, tag=True, frozen=True):
+    """rank -> worker; the file descriptors of its CPU storages follow."""
+
+    rank: RegisterRank
+
+
+class Registered(msgspec.Struct, tag=True, frozen=True):
+    """worker -> rank; error "" when its memory is mapped."""
+
+    error: str
+
+
+Message: TypeAlias = (
+    Start | MarkDevice | DeviceMarked | Ready | Failed | Submit | Results | Stop | Register | Registered
+)
+
+
+def _encode_array(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    raise TypeError(f"{type(value).__name__} does not go over the wire")
+
+
+def _decode_array(kind: Any, value: Any) -> Any:
+    (scalar,) = get_args(get_args(kind)[1])  # of NDArray[scalar]
+    return np.frombuffer(value, dtype=scalar)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_decode_array)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of message for the wire."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """The message in data; msgspec.DecodeError or ValueError when it is none."""
+    message: Message = _decoder.decode(data)
+    return message

@@ -1,0 +1,175 @@
+"""Messages and file descriptors over Unix stream sockets.
+
+    message   4-byte little-endian length, payload
+    fds       batches of at most FDS_PER_BATCH, each with a byte of its own
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from flexkv_radix.transfer.protocol import Message, decode, encode
+
+FDS_PER_BATCH = 200  # the kernel refuses more than 253 in one message
+MAX_MESSAGE_BYTES = 64 << 20  # an op of a million blocks is 12 MiB
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 256 << 10
+
+
+class Channel:
+    """One end of a connection.  Sending is the caller's to serialise, as is receiving."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray()
+        self.is_open = True  # False once the peer has closed its end
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send message whole; OSError when the peer is gone."""
+        payload = encode(message)
+        self.sock.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def receive(self) -> Message | None:
+        """The next message, waiting as long as the socket's timeout allows; None at the end.
+
+        Reads no byte beyond it, so that file descriptors that follow are not lost.
+        """
+        while (message := self._next()) is None:
+            if not self._read(self._missing_bytes()):
+                return None
+        return message
+
+    def receive_available(self) -> list[Message]:
+        """Messages that are there, without waiting; is_open turns False at the end."""
+        while self._read(_READ_BYTES, socket.MSG_DONTWAIT):
+            pass
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        self.is_open = False
+        self.sock.close()
+
+    def _read(self, max_bytes: int, flags: int = 0) -> bool:
+        try:
+            data = self.sock.recv(max_bytes, flags)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            data = b""
+        self._buffer += data
+        self.is_open = bool(data)
+        return self.is_open
+
+    def _missing_bytes(self) -> int:
+        if len(self._buffer) < _LENGTH.size:
+            return _LENGTH.size - len(self._buffer)
+        (num_bytes,) = _LENGTH.unpack_from(self._buffer)
+        return int(_LENGTH.size + num_bytes - len(self._buffer))
+
+    def _next(self) -> Message | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (num_bytes,) = _LENGTH.unpack_from(self._buffer)
+        if num_bytes > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {num_bytes} bytes is more than {MAX_MESSAGE_BYTES}")
+        end = _LENGTH.size + num_bytes
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return decode(payload)
+
+
+def send_fds(sock: socket.socket, fds: Sequence[int], data: bytes = b"f") -> None:
+    """Send fds in batches, each beside data."""
+    for first in range(0, len(fds), FDS_PER_BATCH):
+        packed = array.array("i", fds[first : first + FDS_PER_BATCH])
+        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+
+
+def receive_fds(sock: socket.socket, num_fds: int) -> list[int]:
+    """Receive num_fds sent by send_fds; the caller owns them.  ConnectionError if the peer ends early."""
+    fds: list[int] = []
+    try:
+        while len(fds) < num_fds:
+            fds += _receive_batch(sock, min(FDS_PER_BATCH, num_fds - len(fds)))
+    except BaseException:
+        close_fds(fds)
+        raise
+    return fds
+
+
+def _receive_batch(sock: socket.socket, num_fds: int) -> list[int]:
+    batch = array.array("i")
+    space = socket.CMSG_LEN(num_fds * batch.itemsize)
+    data, ancillary, flags, _ = sock.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            batch.frombytes(payload[: len(payload) - len(payload) % batch.itemsize])
+    if not data or not batch or flags & socket.MSG_CTRUNC:
+        close_fds(batch)
+        raise ConnectionError(f"file descriptors: {len(batch)} of {num_fds} arrived")
+    return batch.tolist()
+
+
+def close_fds(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def socket_path(endpoint: str) -> str:
+    """File of a Unix socket endpoint, given as a path or as ipc://path."""
+    path = endpoint.removeprefix("ipc://")
+    if not path or "://" in path:
+        raise ValueError(f"endpoint {endpoint!r}: a Unix socket (ipc://<path>) is needed, it carries file descriptors")
+    return path
+
+
+def listen(endpoint: str) -> socket.socket:
+    """Listen on endpoint, for this user only; a socket file that nobody serves any more is replaced."""
+    path = socket_path(endpoint)
+    if os.path.exists(path):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                raise RuntimeError(f"{path}: another transfer worker listens here; give each engine its own path")
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise RuntimeError(f"{path}: cannot listen: {error}") from error
+    return listener
+
+
+def connect(endpoint: str, timeout_s: float) -> socket.socket:
+    """Connect to endpoint, retrying while nobody listens yet.  TimeoutError names the path."""
+    path = socket_path(endpoint)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            sock.close()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no transfer worker listens on {path} after {timeout_s} s") from error
+            time.sleep(0.02)
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock

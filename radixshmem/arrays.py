@@ -1,0 +1,51 @@
+"""The array arguments of the public API: what is accepted, and what is said otherwise."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8Array: TypeAlias = NDArray[np.uint8]
+U64Array: TypeAlias = NDArray[np.uint64]
+I64Array: TypeAlias = NDArray[np.int64]
+I32Array: TypeAlias = NDArray[np.int32]
+
+_UINT64 = np.dtype(np.uint64)
+_INT32 = np.dtype(np.int32)
+_INT64 = np.dtype(np.int64)
+
+
+def as_hashes(hashes: NDArray[np.integer], name: str = "hashes") -> U64Array:
+    """``hashes`` as uint64 [n]; other integer dtypes are converted modulo 2**64."""
+    _check_vector(hashes, name)
+    return hashes if hashes.dtype is _UINT64 else hashes.astype(np.uint64)
+
+
+def as_slots(slots: NDArray[np.integer], name: str = "slots") -> I32Array:
+    """``slots`` as int32 [n]; a value that is no slot id raises ValueError."""
+    _check_vector(slots, name)
+    if slots.dtype is _INT32:
+        return slots
+    converted = slots.astype(np.int32)
+    if not np.array_equal(converted, slots):
+        raise ValueError(f"{name} holds values that do not fit int32")
+    return converted
+
+
+def as_tokens(tokens: NDArray[np.integer], name: str = "tokens") -> I64Array:
+    """``tokens`` as int64 [n]; other integer dtypes are converted."""
+    _check_vector(tokens, name)
+    return tokens if tokens.dtype is _INT64 else tokens.astype(np.int64)
+
+
+def _check_vector(array: NDArray[np.integer], name: str) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, not {type(array).__name__}")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must have an integer dtype, not {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, not {array.ndim}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be C-contiguous")

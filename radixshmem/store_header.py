@@ -1,0 +1,57 @@
+"""The pool table in a SlotStore's header page.
+
+The core writes identity and state at the start of the page.  The table behind it lets a process
+that only moves bytes (a transfer worker) attach without the index::
+
+    offset 2048   8 bytes   "rdxpools"
+    offset 2056   3 entries of FULL, SWA, MAMBA: num_slots u32, window_blocks u32,
+                            slot_bytes u64, stride u64, offset u64; num_slots 0: no such pool
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+
+from radixshmem.errors import CorruptRegion
+from radixshmem.geometry import ComponentType, PoolGeometry
+
+TABLE_OFFSET = 2048  # well behind the core's header, well before the page ends
+_MAGIC = b"rdxpools"
+_ENTRY = struct.Struct("<IIQQQ")
+
+
+def write_pools(fd: int, pools: Iterable[PoolGeometry]) -> None:
+    """Store the table; ``pools`` have their offsets."""
+    entries = {pool.component: pool for pool in pools}
+    table = _MAGIC
+    for component in ComponentType:
+        pool = entries.get(component)
+        table += (
+            _ENTRY.pack(pool.num_slots, pool.window_blocks, pool.slot_bytes, pool.stride, pool.offset)
+            if pool
+            else bytes(_ENTRY.size)
+        )
+    os.pwrite(fd, table, TABLE_OFFSET)
+
+
+def read_pools(fd: int, total_bytes: int) -> tuple[PoolGeometry, ...]:
+    """The pools that exist, each proved to lie inside the file's ``total_bytes``.
+
+    Raises CorruptRegion for anything that cannot be.
+    """
+    table = os.pread(fd, len(_MAGIC) + 3 * _ENTRY.size, TABLE_OFFSET)
+    if len(table) < len(_MAGIC) + 3 * _ENTRY.size or not table.startswith(_MAGIC):
+        raise CorruptRegion("the SlotStore has no pool table")
+    pools = []
+    for component in ComponentType:
+        num_slots, window, slot_bytes, stride, offset = _ENTRY.unpack_from(
+            table, len(_MAGIC) + component * _ENTRY.size
+        )
+        if not num_slots:
+            continue
+        if not 0 < slot_bytes <= stride or offset + num_slots * stride > total_bytes:
+            raise CorruptRegion(f"the SlotStore's {component.name} pool reaches out of the file")
+        pools.append(PoolGeometry(component, num_slots, slot_bytes, stride, window, offset))
+    return tuple(pools)

@@ -189,5 +189,5 @@ def _create(name: str, hugepage_path: str) -> int:
 def _format_store(fd: int, config: RegionConfig, store_bytes: int) -> None:
     first = page_bytes(config.hugepage_path)
     _native.store_format(fd, store_bytes, first, config.epoch)
-    write_pools(fd, config.geometry.pools)
+    write_pools(fd, first, config.geometry.pools)
     _native.store_set_state(fd, RegionState.READY)

@@ -10,6 +10,7 @@ that only moves bytes (a transfer worker) attach without the index::
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterable
@@ -22,8 +23,8 @@ _MAGIC = b"rdxpools"
 _ENTRY = struct.Struct("<IIQQQ")
 
 
-def write_pools(fd: int, pools: Iterable[PoolGeometry]) -> None:
-    """Store the table; ``pools`` have their offsets."""
+def write_pools(fd: int, header_bytes: int, pools: Iterable[PoolGeometry]) -> None:
+    """Store the table in the header page of ``header_bytes``; ``pools`` have their offsets."""
     entries = {pool.component: pool for pool in pools}
     table = _MAGIC
     for component in ComponentType:
@@ -33,7 +34,8 @@ def write_pools(fd: int, pools: Iterable[PoolGeometry]) -> None:
             if pool
             else bytes(_ENTRY.size)
         )
-    os.pwrite(fd, table, TABLE_OFFSET)
+    with mmap.mmap(fd, header_bytes) as page:  # hugetlbfs knows no write()
+        page[TABLE_OFFSET : TABLE_OFFSET + len(table)] = table
 
 
 def read_pools(fd: int, total_bytes: int) -> tuple[PoolGeometry, ...]:

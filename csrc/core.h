@@ -2,7 +2,7 @@
  *
  * A file may call only what stands above its own section:
  *   region -> lock (journal, liveness) -> slots -> events -> evict (lists, policy) -> tree -> side
- *   -> clients (table, ledger) -> insert, index (verbs), check
+ *   -> clients (table, ledger), attach -> index, allocate, insert (verbs), check
  *
  * Functions named *_locked require that the calling thread holds the index lock through v.
  */
@@ -51,6 +51,7 @@ typedef struct rs_view {
     /* Batch in progress; touched by the lock holder only. */
     bool seq_open;                       /* seq is odd */
     bool dirty;                          /* something was placed or freed: the clock moves at commit */
+    bool full;                           /* the journal has no room for another unit of work */
     bool corrupt;                        /* a bad index was met: the batch is rolled back */
     uint64_t ev_pos;                     /* next event position */
 } rs_view;
@@ -155,11 +156,10 @@ RS_DEFINE_SET(rs_set64, rs_a64, uint64_t)
 /* Stage up to n (<= RS_BATCH) free slots for v->me under the current root; consecutive where
  * possible.  Returns how many. */
 RS_HIDDEN uint32_t rs_stage_locked(rs_view *v, uint32_t component, uint32_t n, int32_t *out);
-/* STAGED -> FREE for up to RS_BATCH slots, and the counts that go with them. */
-RS_HIDDEN void rs_unstage_locked(rs_view *v, uint32_t component, const int32_t *slots, uint32_t n);
-/* STAGED -> PUBLISHED bookkeeping of n slots staged by v->me under root gen (counts only; state is
- * set slot by slot with rs_slot_publish_locked). */
-RS_HIDDEN void rs_slot_publish_locked(rs_view *v, uint32_t component, rs_slot s);
+/* STAGED -> FREE for up to RS_BATCH slots of client owner, and the counts that go with them. */
+RS_HIDDEN void rs_unstage_locked(rs_view *v, uint32_t owner, uint32_t component, const int32_t *slots, uint32_t n);
+/* Counts for n slots of v->me that went STAGED -> PUBLISHED under the current root (tree.c and
+ * side.c set the states, slot by slot). */
 RS_HIDDEN void rs_published_locked(rs_view *v, uint32_t component, uint32_t n);
 /* PUBLISHED -> FREE of one slot. */
 RS_HIDDEN void rs_slot_free_locked(rs_view *v, uint32_t component, rs_slot s);
@@ -171,56 +171,69 @@ RS_HIDDEN void rs_event_locked(rs_view *v, uint32_t kind, uint32_t reason, uint3
 
 /* -- evict.c: eviction lists and the policies over them (knows lists, not trees) -------------- */
 RS_HIDDEN uint32_t rs_policy_levels(uint32_t policy);
-/* Enter the lists.  young: just used, stamped with the clock.  old: took its evicted child's place,
- * with that child's level and stamp. */
-RS_HIDDEN void rs_enter_young_locked(rs_view *v, uint32_t component, rs_slot s, rs_slot block);
+/* Enter the lists.  young: stamped with the clock; used: it was hit (unpinned), not just published.
+ * old: took its evicted child's place, with that child's level and stamp. */
+RS_HIDDEN void rs_enter_young_locked(rs_view *v, uint32_t component, rs_slot s, bool used);
 RS_HIDDEN void rs_enter_old_locked(rs_view *v, uint32_t component, rs_slot s, uint32_t level, uint32_t stamp);
 RS_HIDDEN void rs_leave_locked(rs_view *v, uint32_t component, rs_slot s);
 /* Move s (passed over) to the young end of its list without counting it as used. */
 RS_HIDDEN void rs_pass_over_locked(rs_view *v, uint32_t component, rs_slot s);
 /* Next victim, after giving touched entries at the old end their second chance; at most *steps
- * entries are looked at (*steps is lowered).  RS_NONE: none found. */
+ * entries are looked at (*steps is lowered).  RS_NONE: no entry, no steps left, or v->full. */
 RS_HIDDEN rs_slot rs_victim_locked(rs_view *v, uint32_t component, uint32_t *steps);
 
 /* -- tree.c: match, link, unlink (takes no lock, knows no policy) ------------------------------ */
 typedef struct rs_walk {
-    uint32_t full_hit, common_hit, swa_hit, mamba_hit;
+    const uint64_t *hashes;              /* in: what to walk */
+    uint32_t num_hashes, mask;
+    int32_t *slots;                      /* out: the path, full_hit slots */
+    int32_t *swa_slots;                  /* out: num_swa slots; NULL without SWA in mask */
+    uint32_t full_hit, common_hit, num_swa;
+    int32_t mamba_slot;
     uint32_t root;                       /* root id walked */
     uint64_t seq;                        /* sequence that the walk saw */
-    rs_slot deepest;                     /* block full_hit - 1, or RS_NONE */
-    rs_slot common_slot;                 /* block common_hit - 1, or RS_NONE */
 } rs_walk;
 
-/* Walk hashes[n] from the current root.  slots[full_hit] receives the path (may be NULL).  Returns
- * RS_OK, RS_EBUSY (the sequence moved: walk again) or RS_ECORRUPT. */
-RS_HIDDEN int rs_walk_path(rs_view *v, const uint64_t *hashes, uint32_t n, uint32_t mask,
-                           rs_walk *w, int32_t *slots);
+/* Walk w->hashes from the current root.  Returns RS_OK, RS_EBUSY (the sequence moved: walk again)
+ * or RS_ECORRUPT.  Takes no lock and writes nothing shared. */
+RS_HIDDEN int rs_walk_path(const rs_view *v, rs_walk *w);
 /* True when a walk is still exact: nothing unlinked, same root. */
 RS_HIDDEN bool rs_walk_current(const rs_view *v, const rs_walk *w);
+RS_HIDDEN uint32_t rs_bucket(const rs_view *v, uint64_t hash);
 RS_HIDDEN rs_slot rs_lookup_locked(rs_view *v, uint64_t hash, rs_slot parent);
-/* Link a STAGED slot under parent (slot or root) and publish it. */
+/* Link a STAGED slot under parent (slot or root) and publish it.  Lists are the caller's: parent has
+ * left them, and s has not entered. */
 RS_HIDDEN void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent);
 /* Unlink an unpinned leaf that is in no list and has no side slots, and free its slot.  Returns its parent. */
 RS_HIDDEN rs_slot rs_unlink_locked(rs_view *v, rs_slot s, uint32_t reason);
-RS_HIDDEN bool rs_is_leaf_evictable(const rs_view *v, rs_slot s);
+/* True for an unpinned leaf: what the FULL lists hold (I10).  s is PUBLISHED. */
+static inline bool rs_evictable(const rs_view *v, rs_slot s)
+{
+    return rs_ld(&v->num_children[s]) == 0 && rs_ld(&v->pin_count[s]) == 0;
+}
 
 /* -- side.c: SWA and MAMBA windows hanging on the tree ----------------------------------------- */
 RS_HIDDEN void rs_side_insert_locked(rs_view *v, uint32_t component, const int32_t *path, uint32_t num_blocks,
                                      const int32_t *slots, uint32_t m, int32_t *unused, uint32_t *num_unused);
 /* Drop the window that ends at block; frees side slots that nothing covers any more. */
 RS_HIDDEN void rs_end_drop_locked(rs_view *v, uint32_t component, rs_slot block, uint32_t reason);
-RS_HIDDEN void rs_side_pin_locked(rs_view *v, uint32_t component, rs_slot deepest, uint32_t num_blocks, int delta);
+/* Pin (delta 1) or unpin (-1) the window of the block deepest. */
+RS_HIDDEN void rs_side_pin_locked(rs_view *v, uint32_t component, rs_slot deepest, int delta);
 /* Drop window ends until about n side slots went; returns slots freed.  steps as in rs_victim_locked. */
 RS_HIDDEN uint32_t rs_side_evict_locked(rs_view *v, uint32_t component, uint32_t n, uint32_t reason, uint32_t *steps);
 
 /* -- clients.c: client table, ledger, reaping --------------------------------------------------- */
 RS_HIDDEN void rs_count(rs_client *c, uint32_t counter, uint64_t n);
-RS_HIDDEN bool rs_pin_room(const rs_view *v);
+RS_HIDDEN bool rs_pin_room_locked(const rs_view *v);
 RS_HIDDEN void rs_pin_take_locked(rs_view *v, rs_slot deepest, uint32_t num_blocks, uint32_t mask, rs_pin *out);
-/* Drop what record holds (RS_NONE slot: nothing) and free the record; insert_pin records keep no
- * place in the free list. */
-RS_HIDDEN void rs_pin_drop_locked(rs_view *v, uint32_t client, rs_pin_shm *record);
-RS_HIDDEN void rs_insert_pin_move_locked(rs_view *v, rs_slot deepest, uint32_t num_blocks);
+/* Drop the pin in record index of client (nothing if it holds none) and free the record. */
+RS_HIDDEN void rs_pin_drop_locked(rs_view *v, uint32_t client, uint32_t index);
+RS_HIDDEN rs_pin_shm *rs_pin_record(const rs_view *v, uint32_t client, uint32_t index);
+/* Move client's insert pin to another block; RS_NONE drops it. */
+RS_HIDDEN void rs_insert_pin_move_locked(rs_view *v, uint32_t client, rs_slot deepest, uint32_t num_blocks);
+/* Give back all that entry `client` holds and free the entry, in batches.  held_slot as in rs_lock.
+ * A device client with staged slots becomes (or stays) DYING until its deadline. */
+RS_HIDDEN int rs_entry_clear(rs_client *c, uint32_t client, uint32_t held_slot, rs_reap_result *out);
 
 /* -- index.c: the machinery that verbs share ----------------------------------------------------- */
 /* Lock for a verb of c: checks fork and retirement, drops an orphaned insert pin. */
@@ -231,7 +244,11 @@ RS_HIDDEN int rs_verb_end(rs_client *c, int rc);
 RS_HIDDEN uint32_t rs_full_evict_locked(rs_view *v, uint32_t n, uint32_t reason, uint32_t *steps);
 /* One batch of a pending drain; true when nothing is left of old roots in the lists. */
 RS_HIDDEN bool rs_drain_locked(rs_view *v);
-/* Match for a locked verb: repeat without the lock a few times. */
-RS_HIDDEN int rs_walk_retry(rs_client *c, const uint64_t *hashes, uint32_t n, uint32_t mask, rs_walk *w, int32_t *slots);
+/* RS_OK when every slot is staged by c and none is named twice.  Requires insert_mutex. */
+RS_HIDDEN int rs_check_slots(rs_client *c, uint32_t component, const int32_t *slots, uint32_t n);
+/* Run drain batches until nothing is left; RS_EBUSY leaves the rest to the next verb. */
+RS_HIDDEN int rs_drain_all(rs_client *c);
+/* Walk without the lock, a few times if need be.  RS_EBUSY: the sequence kept moving. */
+RS_HIDDEN int rs_walk_optimistic(rs_client *c, rs_walk *w);
 
 #endif

@@ -44,7 +44,8 @@
  *   I4   FREE + STAGED + PUBLISHED = capacity per pool; the free bitmap has exactly the FREE slots
  *   I5   num_children is a recount; a child hint is NONE or a PUBLISHED child of this slot
  *   I6   the hash table finds every PUBLISHED slot and no other
- *   I7   pins and side_pins are recounts over the ledger (insert pins included)
+ *   I7   pins and side_pins are recounts over the ledger (insert pins included); a block with
+ *        side_pins has its side slot
  *   I8   a PUBLISHED side slot hangs on exactly one PUBLISHED block, with cover > 0; cover is a
  *        recount over window ends
  *   I9   STAGED slots have an owner whose entry is not FREE; num_staged per client is a recount
@@ -109,6 +110,7 @@ typedef struct rs_lists_shm {
 typedef struct rs_pool_shm {
     rs_a32 num_free, num_staged, num_published;  /* L; sum = capacity */
     rs_a32 num_pins;                             /* L; pins (FULL), side pins summed over blocks (side) */
+    rs_a32 num_pinned;                           /* L; side pools: blocks with side_pins > 0 */
     rs_a32 cursor;                               /* L; bitmap word where the next search starts */
     rs_a32 ticks;                                /* L; evictions seen by the policy, for its ageing */
     rs_lists_shm lists;

@@ -1,0 +1,263 @@
+/* tree.c - match, link, unlink.  Takes no lock and knows no policy.
+ *
+ * MATCH.  From the current root: the child hint first (with runs of consecutive slots that is
+ * sequential memory), else the hash table, for the entry with this hash and this parent.  Where
+ * hints jump, the walk works in windows: all buckets of a window are prefetched, then all chain
+ * heads, then resolved, so that the cache misses of a window overlap.
+ *
+ * Readers take no lock.  Argument (with lock.c's SEQUENCE and layout.h's THE TREE):
+ *   R1  A reader that sees parent[s] == p (acquire) sees the hash and side slots stored before it:
+ *       link stores them first.
+ *   R2  A slot changes its meaning only after an unlink, and an unlink makes the sequence odd
+ *       before its first store.  A walk whose sequence was even at its start and unchanged at its
+ *       end read, at each step, the fields of one life of that slot.
+ *   R3  Indices are bounded by private capacities and chains by the capacity, so a walk on moving
+ *       or garbage data ends; garbage with an unchanged sequence is corruption, else it is a retry.
+ */
+#include "core.h"
+
+#define WINDOW 32u               /* blocks whose misses overlap; the core tracks about 12-48 misses */
+#define CHECK_LINKS 32u          /* chain links between two looks at the sequence */
+#define JUMPS_TO_PROBE 4u        /* hints of a window that were not the next slot */
+#define WAIT_SPINS 2000u         /* for an odd sequence: a batch that unlinks takes a few us */
+
+uint32_t rs_bucket(const rs_view *v, uint64_t hash)
+{
+    uint32_t bits = v->plan.bucket_bits;
+    return bits ? (uint32_t)((hash * 0x9e3779b97f4a7c15ull) >> (64 - bits)) : 0;
+}
+
+static inline bool is_block(const rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
+{
+    return rs_ld_acq(&v->parent[s]) == parent && rs_ld(&v->hash[s]) == hash;
+}
+
+static bool seq_is(const rs_view *v, uint64_t seq)
+{
+    atomic_thread_fence(memory_order_acquire);
+    return rs_ld(&v->hdr->seq) == seq;
+}
+
+/* Follow a chain from s.  RS_NONE: not there; *rc tells a broken walk. */
+static rs_slot follow(const rs_view *v, rs_slot s, uint64_t hash, rs_slot parent, uint64_t seq, int *rc)
+{
+    uint32_t capacity = v->pool[RS_FULL].capacity;
+    for (uint32_t links = 0; s != RS_NONE; links++) {
+        if (s >= capacity || links > capacity) {
+            *rc = seq_is(v, seq) ? RS_ECORRUPT : RS_EBUSY;
+            return RS_NONE;
+        }
+        if (is_block(v, s, hash, parent))
+            return s;
+        if (links % CHECK_LINKS == CHECK_LINKS - 1 && !seq_is(v, seq)) {
+            *rc = RS_EBUSY;
+            return RS_NONE;
+        }
+        s = rs_ld_acq(&v->next[s]);
+    }
+    return RS_NONE;
+}
+
+/* Where a walk stands. */
+typedef struct cursor {
+    rs_slot at;                  /* block reached, or the root */
+    uint32_t depth;
+    uint32_t swa_run;            /* consecutive blocks up to here that carry an SWA slot */
+    int rc;
+} cursor;
+
+/* Account for block s at depth; w->common_hit follows what all components can serve. */
+static inline void step(const rs_view *v, rs_walk *w, cursor *c, rs_slot s)
+{
+    w->slots[c->depth++] = (int32_t)s;
+    c->at = s;
+    if (w->mask == RS_MASK_FULL)
+        return;
+    bool ok = true;
+    if (w->mask & RS_MASK_SWA) {
+        c->swa_run = rs_ld_acq(&v->side[RS_SWA].slot[s]) != RS_NONE ? c->swa_run + 1 : 0;
+        ok = c->swa_run >= rs_min(v->pool[RS_SWA].window, c->depth);
+    }
+    if (w->mask & RS_MASK_MAMBA)
+        ok = ok && rs_ld_acq(&v->side[RS_MAMBA].slot[s]) != RS_NONE;
+    if (ok)
+        w->common_hit = c->depth;
+}
+
+/* One window by child hints; returns the hints that were no sequential step. */
+static uint32_t walk_hints(const rs_view *v, rs_walk *w, cursor *c, uint32_t end)
+{
+    uint32_t capacity = v->pool[RS_FULL].capacity, jumps = 0;
+    while (c->depth < end) {
+        uint64_t hash = w->hashes[c->depth];
+        rs_slot s = c->at < capacity ? rs_ld_acq(&v->child[c->at]) : RS_NONE;
+        if (s >= capacity || !is_block(v, s, hash, c->at)) {
+            s = follow(v, rs_ld_acq(&v->bucket[rs_bucket(v, hash)]), hash, c->at, w->seq, &c->rc);
+            if (s == RS_NONE)
+                return WINDOW;
+        }
+        jumps += s != c->at + 1;
+        step(v, w, c, s);
+    }
+    return jumps;
+}
+
+/* One window through the hash table with overlapping misses; returns non-sequential steps. */
+static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t end)
+{
+    uint32_t buckets[WINDOW], capacity = v->pool[RS_FULL].capacity, n = end - c->depth, jumps = 0;
+    rs_slot heads[WINDOW];
+    const uint64_t *hashes = w->hashes + c->depth;
+    for (uint32_t i = 0; i < n; i++) {
+        buckets[i] = rs_bucket(v, hashes[i]);
+        __builtin_prefetch((const void *)&v->bucket[buckets[i]]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        heads[i] = rs_ld_acq(&v->bucket[buckets[i]]);
+        if (heads[i] >= capacity)
+            continue;
+        __builtin_prefetch((const void *)&v->parent[heads[i]]);
+        __builtin_prefetch((const void *)&v->hash[heads[i]]);
+        __builtin_prefetch((const void *)&v->next[heads[i]]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        rs_slot s = follow(v, heads[i], hashes[i], c->at, w->seq, &c->rc);
+        if (s == RS_NONE)
+            return WINDOW;
+        jumps += s != c->at + 1;
+        step(v, w, c, s);
+    }
+    return jumps;
+}
+
+static void walk_tree(const rs_view *v, rs_walk *w, cursor *c)
+{
+    uint32_t jumps = 0;
+    while (c->depth < w->num_hashes && c->rc == RS_OK) {
+        uint32_t end = rs_min(c->depth + WINDOW, w->num_hashes);
+        jumps = jumps >= JUMPS_TO_PROBE ? walk_probes(v, w, c, end) : walk_hints(v, w, c, end);
+        if (c->depth < end)
+            return; /* a miss */
+        if (!seq_is(v, w->seq))
+            c->rc = RS_EBUSY;
+    }
+}
+
+/* Slots of the window before common_hit; false: garbage was read. */
+static bool gather_side(const rs_view *v, rs_walk *w)
+{
+    bool ok = true;
+    if (w->common_hit == 0)
+        return ok;
+    if (w->mask & RS_MASK_SWA) {
+        w->num_swa = rs_min(v->pool[RS_SWA].window, w->common_hit);
+        for (uint32_t i = 0; i < w->num_swa; i++) {
+            int32_t block = w->slots[w->common_hit - w->num_swa + i];
+            w->swa_slots[i] = (int32_t)rs_ld(&v->side[RS_SWA].slot[block]);
+            ok &= (uint32_t)w->swa_slots[i] < v->pool[RS_SWA].capacity;
+        }
+    }
+    if (w->mask & RS_MASK_MAMBA) {
+        w->mamba_slot = (int32_t)rs_ld(&v->side[RS_MAMBA].slot[w->slots[w->common_hit - 1]]);
+        ok &= (uint32_t)w->mamba_slot < v->pool[RS_MAMBA].capacity;
+    }
+    return ok;
+}
+
+int rs_walk_path(const rs_view *v, rs_walk *w)
+{
+    uint32_t spins = 0;
+    do
+        w->seq = rs_ld_acq(&v->hdr->seq);
+    while ((w->seq & 1) && ++spins < WAIT_SPINS);
+    w->full_hit = w->common_hit = w->num_swa = 0;
+    w->mamba_slot = -1;
+    if (w->seq & 1)
+        return RS_EBUSY;
+    w->root = rs_ld_acq(&v->hdr->current_root);
+    if (w->root >= RS_NUM_ROOTS)
+        return RS_ECORRUPT;
+    cursor c = {.at = RS_ROOT(w->root), .rc = RS_OK};
+    walk_tree(v, w, &c);
+    if (c.rc != RS_OK)
+        return c.rc;
+    w->full_hit = c.depth;
+    bool ok = true;
+    if (w->mask == RS_MASK_FULL)
+        w->common_hit = c.depth;
+    else
+        ok = gather_side(v, w);
+    if (!seq_is(v, w->seq))
+        return RS_EBUSY;
+    return ok ? RS_OK : RS_ECORRUPT;
+}
+
+bool rs_walk_current(const rs_view *v, const rs_walk *w)
+{
+    return rs_ld(&v->hdr->seq) == w->seq && rs_ld(&v->hdr->current_root) == w->root;
+}
+
+rs_slot rs_lookup_locked(rs_view *v, uint64_t hash, rs_slot parent)
+{
+    int rc = RS_OK;
+    rs_slot s = follow(v, rs_ld(&v->bucket[rs_bucket(v, hash)]), hash, parent, rs_ld(&v->hdr->seq), &rc);
+    if (rc != RS_OK)
+        v->corrupt = true;
+    return s;
+}
+
+void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
+{
+    rs_a32 *bucket = &v->bucket[rs_bucket(v, hash)];
+    rs_raw(&v->hash[s], hash);
+    rs_raw(&v->next[s], rs_ld(bucket));
+    rs_raw(&v->last_access[s], rs_ld(&v->hdr->clock));
+    rs_set8(v, &v->pool[RS_FULL].state[s], RS_SLOT_PUBLISHED);
+    rs_set32(v, &v->parent[s], parent); /* R1: last of the fields */
+    rs_set32(v, bucket, s);
+    if (RS_IS_ROOT(parent)) {
+        rs_add32(v, &v->hdr->root_refs[parent - RS_ROOT_BASE], 1);
+    } else {
+        rs_set32(v, &v->child[parent], s);
+        rs_add32(v, &v->num_children[parent], 1);
+    }
+    rs_event_locked(v, RS_EVENT_STORED, RS_REASON_NONE, RS_FULL, hash, parent);
+}
+
+static void unchain(rs_view *v, rs_slot s)
+{
+    uint32_t capacity = v->pool[RS_FULL].capacity;
+    rs_a32 *link = &v->bucket[rs_bucket(v, rs_ld(&v->hash[s]))];
+    for (uint32_t links = 0; rs_ld(link) != s; links++) {
+        rs_slot at = rs_ld(link);
+        if (at >= capacity || links > capacity) {
+            v->corrupt = true;
+            return;
+        }
+        link = &v->next[at];
+    }
+    rs_set32(v, link, rs_ld(&v->next[s]));
+}
+
+rs_slot rs_unlink_locked(rs_view *v, rs_slot s, uint32_t reason)
+{
+    rs_unlink_begin_locked(v);
+    rs_slot parent = rs_ld(&v->parent[s]);
+    uint64_t hash = rs_ld(&v->hash[s]);
+    if (!RS_IS_ROOT(parent))
+        parent = rs_bound(v, parent, v->pool[RS_FULL].capacity);
+    rs_set32(v, &v->parent[s], RS_NONE);
+    unchain(v, s);
+    rs_set32(v, &v->child[s], RS_NONE);
+    if (RS_IS_ROOT(parent)) {
+        rs_add32(v, &v->hdr->root_refs[parent - RS_ROOT_BASE], -1);
+    } else {
+        if (rs_ld(&v->child[parent]) == s)
+            rs_set32(v, &v->child[parent], RS_NONE);
+        rs_add32(v, &v->num_children[parent], -1);
+    }
+    rs_slot_free_locked(v, RS_FULL, s);
+    rs_add64(v, &v->pool[RS_FULL].shm->evicted[reason], 1);
+    rs_event_locked(v, RS_EVENT_REMOVED, reason, RS_FULL, hash, parent);
+    return parent;
+}

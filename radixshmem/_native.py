@@ -16,6 +16,7 @@ from radixshmem.arrays import I64Array, U64Array
 from radixshmem.errors import (
     CorruptRegion,
     IndexBusy,
+    LayoutMismatch,
     RadixError,
     RegionRetired,
     ServerNotReady,
@@ -63,7 +64,7 @@ def raise_for(code: int, what: str) -> None:
 _EXCEPTIONS: dict[int, type[Exception]] = {
     lib.RS_EBUSY: IndexBusy,
     lib.RS_ECORRUPT: CorruptRegion,
-    lib.RS_EVERSION: CorruptRegion,
+    lib.RS_EVERSION: LayoutMismatch,
     lib.RS_ENOTREADY: ServerNotReady,
     lib.RS_ERETIRED: RegionRetired,
     lib.RS_ECLIENTS: RadixError,

@@ -25,7 +25,11 @@ class GeometryMismatch(ValueError):  # noqa: N818
 
 
 class CorruptRegion(RadixError):  # noqa: N818
-    """The region is damaged, or was built with another layout version or ABI."""
+    """The region is damaged, or not of this version (LayoutMismatch)."""
+
+
+class LayoutMismatch(CorruptRegion):  # noqa: N818
+    """The region was built with another layout version or ABI; its bytes mean nothing here."""
 
 
 class RegionRetired(RadixError):  # noqa: N818

@@ -2,43 +2,200 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
-from flexkv_radix.transfer.protocol import OpResult, TransferConfig, TransferOp
+from flexkv_radix.transfer.protocol import (
+    DeviceMarked,
+    Failed,
+    MarkDevice,
+    Message,
+    OpResult,
+    Ready,
+    Results,
+    Start,
+    Stop,
+    Submit,
+    TransferConfig,
+    TransferDied,
+    TransferOp,
+)
+from flexkv_radix.transfer.wire import Channel
+
+_STOP_TIMEOUT_S = 10.0  # a worker that does not stop by then is killed
 
 
 class TransferHandle:
     """Spawns the transfer worker of one engine and talks to it.
 
     lease_fd is dup'ed into the worker, so that the client's staged slots stay its own until the
-    worker is gone.  mark_device is called (on a thread of the handle) before the worker registers
-    slots with a device: pass RadixClient.set_device.
+    worker is gone.  mark_device is called (by is_ready or poll) before the worker registers slots
+    with a device: pass RadixClient.set_device.
+
+    submit() may be called from any thread; is_ready() and poll() from one at a time.
     """
 
     def __init__(
         self, config: TransferConfig, *, lease_fd: int, mark_device: Callable[[], None] | None = None
     ) -> None:
-        raise NotImplementedError
+        self._config = config
+        self._lease_fd = lease_fd
+        self._mark_device = mark_device
+        self._channel: Channel | None = None
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._results: list[OpResult] = []
+        self._is_ready = False
+        self._failure = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Spawn the worker and return at once."""
-        raise NotImplementedError
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        lease_fd = os.dup(self._lease_fd)
+        self._channel = Channel(ours)
+        self._thread = threading.Thread(target=self._keep, args=(theirs, lease_fd), name="transfer", daemon=True)
+        self._thread.start()
+        self._send(Start(self._config))
+
+    def _keep(self, theirs: socket.socket, lease_fd: int) -> None:
+        """Spawn the worker and wait for its end.
+
+        The kernel ends a child when the *thread* that made it dies (PR_SET_PDEATHSIG), so this one
+        stays as long as the worker does.
+        """
+        command = [sys.executable, "-m", "flexkv_radix.transfer.worker", str(theirs.fileno()), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(), lease_fd), stdin=subprocess.DEVNULL, env=_environment()
+            )
+        except OSError as error:
+            self._failure = f"cannot start {command[0]}: {error}"
+        finally:
+            theirs.close()
+            os.close(lease_fd)
+        if self._process is not None:
+            self._process.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, once it was spawned."""
+        return None if self._process is None else self._process.pid
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when poll() or is_ready() has something to read."""
+        return self._started().fileno()
 
     def is_ready(self) -> bool:
         """True once every rank has registered.  RuntimeError with the worker's text if start-up failed."""
-        raise NotImplementedError
+        channel = self._started()
+        if not self._is_ready:
+            self._read()
+        if not self._is_ready and not channel.is_open:
+            raise RuntimeError(f"transfer worker: start-up failed: {self._cause()}")
+        return self._is_ready
 
     def submit(self, ops: list[TransferOp]) -> None:
         """Queue ops.  TransferDied when the worker is gone; RuntimeError before is_ready()."""
-        raise NotImplementedError
+        if not self._is_ready:
+            raise RuntimeError("submit: the transfer worker is not ready; wait until is_ready()")
+        self._send(Submit(ops))
 
     def poll(self, timeout_s: float = 0.0) -> list[OpResult]:
         """Results that arrived since the last call; waits up to timeout_s for the first one.
 
         TransferDied once the worker is gone and every result it sent was returned.
         """
-        raise NotImplementedError
+        channel = self._started()
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._read()
+            if self._results:
+                results, self._results = self._results, []
+                return results
+            if not channel.is_open:
+                raise TransferDied(f"transfer worker: {self._cause()}")
+            wait_s = deadline_s - time.monotonic()
+            if wait_s <= 0:
+                return []
+            select.select([channel], [], [], wait_s)
 
     def shutdown(self) -> None:
         """Stop the worker and wait for it; idempotent."""
-        raise NotImplementedError
+        if self._channel is None or self._thread is None:
+            return
+        with contextlib.suppress(TransferDied):
+            self._send(Stop())
+        self._thread.join(_STOP_TIMEOUT_S)
+        if self._thread.is_alive() and self._process is not None:
+            self._process.kill()
+            self._thread.join()
+        self._channel.close()
+
+    def _started(self) -> Channel:
+        if self._channel is None:
+            raise RuntimeError("start() comes first")
+        return self._channel
+
+    def _send(self, message: Message) -> None:
+        channel = self._started()
+        try:
+            with self._send_lock:
+                channel.send(message)
+        except OSError as error:
+            raise TransferDied(f"transfer worker: {self._cause()}") from error
+
+    def _read(self) -> None:
+        channel = self._started()
+        if not channel.is_open:
+            return
+        with self._receive_lock:
+            for message in channel.receive_available():
+                self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Results(results=results):
+                self._results += results
+            case Ready():
+                self._is_ready = True
+            case Failed(error=error):
+                self._failure = error
+            case MarkDevice():
+                if self._mark_device is not None:
+                    self._mark_device()
+                self._send(DeviceMarked())
+            case _:
+                raise RuntimeError(f"transfer worker: unexpected {type(message).__name__}")
+
+    def _cause(self) -> str:
+        """Why the worker is gone, in words."""
+        if self._failure:
+            return self._failure
+        if self._thread is not None:
+            self._thread.join(1.0)
+        status = None if self._process is None else self._process.returncode
+        return f"the process ended with status {status}; its own output says why"
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, with this package importable and every GPU visible.
+
+    Ranks name their GPU by UUID; one that this process does not use may be hidden from it.  A MIG
+    slice has to stay named.
+    """
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+    if not environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+    return environment

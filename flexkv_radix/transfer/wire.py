@@ -98,29 +98,43 @@ def send_fds(sock: socket.socket, fds: Sequence[int], data: bytes = b"f") -> Non
         sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
 
 
-def receive_fds(sock: socket.socket, num_fds: int) -> list[int]:
-    """Receive num_fds sent by send_fds; the caller owns them.  ConnectionError if the peer ends early."""
+def receive_fds(sock: socket.socket, num_fds: int, num_data_bytes: int = 1) -> list[int]:
+    """Receive num_fds sent by send_fds beside data of num_data_bytes; the caller owns them.
+
+    ConnectionError if the peer ends early or sends none.
+    """
     fds: list[int] = []
     try:
         while len(fds) < num_fds:
-            fds += _receive_batch(sock, min(FDS_PER_BATCH, num_fds - len(fds)))
+            fds += _receive_batch(sock, num_fds - len(fds), num_data_bytes)
     except BaseException:
         close_fds(fds)
         raise
     return fds
 
 
-def _receive_batch(sock: socket.socket, num_fds: int) -> list[int]:
+def _receive_batch(sock: socket.socket, num_fds: int, num_data_bytes: int) -> list[int]:
     batch = array.array("i")
     space = socket.CMSG_LEN(num_fds * batch.itemsize)
-    data, ancillary, flags, _ = sock.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(num_data_bytes, space, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             batch.frombytes(payload[: len(payload) - len(payload) % batch.itemsize])
-    if not data or not batch or flags & socket.MSG_CTRUNC:
+    if len(data) != num_data_bytes or not batch or flags & socket.MSG_CTRUNC:
         close_fds(batch)
         raise ConnectionError(f"file descriptors: {len(batch)} of {num_fds} arrived")
     return batch.tolist()
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    """Receive num_bytes and nothing beyond; ConnectionError if the peer ends early."""
+    data = b""
+    while len(data) < num_bytes:
+        more = sock.recv(num_bytes - len(data))
+        if not more:
+            raise ConnectionError(f"{len(data)} of {num_bytes} bytes arrived")
+        data += more
+    return data
 
 
 def close_fds(fds: Sequence[int]) -> None:

@@ -1,0 +1,61 @@
+"""A rank hands its KV tensors to the transfer worker."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+from flexkv_radix.transfer.protocol import Register, Registered, RegisterRank
+from flexkv_radix.transfer.wire import Channel, connect, send_fds
+
+
+class Registration:
+    """Keeps a rank registered: the worker drops the rank's memory when this, or the process, ends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def is_alive(self) -> bool:
+        """Whether the worker still holds the registration."""
+        if not self._channel.is_open:
+            return False
+        readable, _, _ = select.select([self._channel], [], [], 0)
+        return not readable
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def register_rank(endpoint: str, rank: RegisterRank, fds: Sequence[int], timeout_s: float = 600.0) -> Registration:
+    """Register rank with the worker that listens, or will listen, on endpoint.
+
+    fds: one per CPU storage, in the order of rank.storages; they stay the caller's.  The memory has
+    to stay allocated as long as the registration.  Raises TimeoutError when no worker comes up or
+    answers, RuntimeError with its text when it refuses.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    channel = Channel(connect(endpoint, timeout_s))
+    try:
+        channel.sock.settimeout(max(0.1, deadline_s - time.monotonic()))
+        channel.send(Register(rank))
+        send_fds(channel.sock, fds)
+        reply = _receive_reply(channel)
+        if reply.error:
+            raise RuntimeError(f"{endpoint}: the transfer worker refused {rank.place}: {reply.error}")
+        channel.sock.settimeout(None)
+    except BaseException:
+        channel.close()
+        raise
+    return Registration(channel)
+
+
+def _receive_reply(channel: Channel) -> Registered:
+    reply = None
+    with contextlib.suppress(socket.timeout):
+        reply = channel.receive()
+    if not isinstance(reply, Registered):
+        raise TimeoutError(f"the transfer worker did not answer a registration: {reply}")
+    return reply

@@ -1,0 +1,108 @@
+"""The worker's side of layerwise loads: eventfds by rank, counter and layer (layerwise.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flexkv_radix.layerwise import ACCEPTED, COUNTER, HANDSHAKE
+from flexkv_radix.transfer.protocol import LayerwiseSocket, RankPlace
+from flexkv_radix.transfer.wire import close_fds, listen, receive_exactly, receive_fds
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+_MAX_LAYERS = 4096
+_MAX_COUNTERS = 64
+
+
+@dataclass(frozen=True)
+class _RankEvents:
+    sock: socket.socket
+    fds: Sequence[Sequence[int]]  # by counter, then layer
+
+    def close(self) -> None:
+        self.sock.close()
+        for fds in self.fds:
+            close_fds(fds)
+
+
+class LayerSignals:
+    """Receives the eventfds of all ranks of an engine.
+
+    Eventfds are replaced and closed only while no load is under way; the caller sees to that.
+    """
+
+    def __init__(self, sockets: Sequence[LayerwiseSocket]) -> None:
+        self.listeners: list[tuple[socket.socket, int]] = []
+        self._events: dict[tuple[int, int], _RankEvents] = {}  # by pipeline and tensor-parallel rank
+        self._num_layers: Mapping[RankPlace, int] = {}
+        try:
+            for at in sockets:
+                self.listeners.append((listen(at.path), at.pp_rank))
+        except BaseException:
+            self.close()
+            raise
+
+    def accept(self, listener: socket.socket, pp_rank: int) -> None:
+        """Take the eventfds of a rank that connected; ConnectionError or ValueError when it sends none."""
+        sock, _ = listener.accept()
+        fds: list[list[int]] = []
+        try:
+            sock.settimeout(_HANDSHAKE_TIMEOUT_S)
+            rank, num_layers, num_counters = _receive_shape(sock)
+            for _ in range(num_counters):
+                fds.append(receive_fds(sock, num_layers, COUNTER.size))
+            sock.sendall(ACCEPTED)
+        except BaseException:
+            _RankEvents(sock, fds).close()
+            raise
+        if (earlier := self._events.pop((pp_rank, rank), None)) is not None:
+            earlier.close()
+        self._events[pp_rank, rank] = _RankEvents(sock, fds)
+
+    def bind(self, num_layers: Mapping[RankPlace, int]) -> None:
+        """Say which ranks there are, and how many layers each has."""
+        self._num_layers = num_layers
+
+    def layer_fds(self, counter_id: int) -> Mapping[RankPlace, Sequence[int]]:
+        """The layers' eventfds of every rank; ValueError if any is missing."""
+        return {place: self._rank_fds(place, counter_id) for place in self._num_layers}
+
+    def _rank_fds(self, place: RankPlace, counter_id: int) -> Sequence[int]:
+        events = self._events.get((place.pp_rank, self._local_rank(place)))
+        if events is None:
+            raise ValueError(f"layerwise: {place} has sent no eventfds")
+        if not 0 <= counter_id < len(events.fds):
+            raise ValueError(f"counter_id: {counter_id} given, {place} sent {len(events.fds)} counters")
+        fds = events.fds[counter_id]
+        if len(fds) < self._num_layers[place]:
+            raise ValueError(f"layerwise: {place} sent {len(fds)} eventfds for {self._num_layers[place]} layers")
+        return fds
+
+    def _local_rank(self, place: RankPlace) -> int:
+        """Ranks count from 0 within their pipeline stage when they send eventfds."""
+        stage = sorted(other.tp_rank for other in self._num_layers if other.pp_rank == place.pp_rank)
+        return stage.index(place.tp_rank)
+
+    def announce_failure(self, counter_id: int) -> None:
+        """Tell the ranks that the load of counter_id failed; one that left needs no word."""
+        for events in self._events.values():
+            with contextlib.suppress(OSError, ValueError):
+                events.sock.send(bytes([counter_id]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        for events in self._events.values():
+            events.close()
+        self._events.clear()
+        for listener, _ in self.listeners:
+            listener.close()
+
+
+def _receive_shape(sock: socket.socket) -> tuple[int, int, int]:
+    rank, num_ranks, num_layers, num_counters = HANDSHAKE.unpack(receive_exactly(sock, HANDSHAKE.size))
+    if not 0 <= rank < num_ranks:
+        raise ValueError(f"layerwise: rank {rank} of {num_ranks}")
+    if not 0 < num_layers <= _MAX_LAYERS or not 0 < num_counters <= _MAX_COUNTERS:
+        raise ValueError(f"layerwise: {num_layers} layers, {num_counters} counters")
+    return rank, num_layers, num_counters

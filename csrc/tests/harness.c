@@ -1,0 +1,248 @@
+/* harness.c - the test runner and the helpers of harness.h. */
+#include "harness.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_TESTS = 256 };
+
+static struct { const char *name; void (*run)(void); } tests[MAX_TESTS];
+static int num_tests;
+uint64_t test_seed;
+
+void test_add(const char *name, void (*run)(void))
+{
+    if (num_tests == MAX_TESTS)
+        abort();
+    tests[num_tests].name = name;
+    tests[num_tests++].run = run;
+}
+
+void test_fail(const char *file, int line, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "%s:%d: ", file, line);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    fflush(NULL);
+    abort();
+}
+
+void test_equal(const char *file, int line, const char *a_text, long long a, const char *b_text, long long b)
+{
+    if (a != b)
+        test_fail(file, line, "%s is %lld, %s is %lld", a_text, a, b_text, b);
+}
+
+uint64_t random_next(uint64_t *state)
+{
+    uint64_t x = (*state += 0x9e3779b97f4a7c15ull);
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+
+uint64_t test_setting(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+/* -- regions ------------------------------------------------------------------------------------ */
+
+rs_config small_config(uint32_t full_slots, uint32_t swa_slots, uint32_t window, uint32_t mamba_slots)
+{
+    rs_config cfg = {
+        .pool = {{.num_slots = full_slots, .slot_bytes = 64},
+                 {.num_slots = swa_slots, .window_blocks = swa_slots ? window : 0, .slot_bytes = 64},
+                 {.num_slots = mamba_slots, .window_blocks = mamba_slots ? 1 : 0, .slot_bytes = 64}},
+        .block_size = 16, .slot_align = 1, .max_clients = 4, .pins_per_client = 8, .event_capacity = 64,
+        .epoch = {1},
+    };
+    return cfg;
+}
+
+int make_region(const rs_config *cfg)
+{
+    uint64_t num_bytes;
+    int fd = memfd_create("index", MFD_CLOEXEC);
+    CHECK(fd >= 0);
+    CHECK_OK(rs_region_bytes(cfg, &num_bytes));
+    CHECK_EQ(ftruncate(fd, (off_t)num_bytes), 0);
+    CHECK_OK(rs_region_format(fd, cfg));
+    CHECK_OK(rs_region_set_state(fd, RS_STATE_READY));
+    return fd;
+}
+
+rs_client *attach(int fd)
+{
+    rs_client *c;
+    CHECK_OK(rs_attach(fd, "test", &c));
+    return c;
+}
+
+void kill_client(rs_client *c)
+{
+    close(c->life_fd);
+    close(c->lease_fd);
+    c->life_fd = c->lease_fd = -1;
+}
+
+static void check_snapshot(rs_snapshot *s)
+{
+    char report[2048];
+    int num = rs_snapshot_check(s, report, sizeof(report));
+    if (num != 0)
+        FAIL("%d violations:\n%s", num, report);
+    rs_snapshot_free(s);
+}
+
+void check_region(rs_client *c)
+{
+    rs_snapshot *s;
+    CHECK_OK(rs_snapshot_take(c, &s));
+    check_snapshot(s);
+}
+
+void check_fd(int fd)
+{
+    rs_snapshot *s;
+    CHECK_OK(rs_snapshot_peek(fd, &s));
+    check_snapshot(s);
+}
+
+/* -- verbs -------------------------------------------------------------------------------------- */
+
+void make_path(uint64_t *hashes, uint32_t n, uint64_t id)
+{
+    uint64_t state = id * 0x10001 + 1;
+    for (uint32_t i = 0; i < n; i++)
+        hashes[i] = random_next(&state);
+}
+
+void stage(rs_client *c, uint32_t component, uint32_t n, int32_t *slots)
+{
+    uint32_t got;
+    CHECK_OK(rs_allocate(c, component, n, slots, &got));
+    CHECK_EQ(got, n);
+}
+
+void extend(rs_client *c, const uint64_t *hashes, uint32_t start, uint32_t n)
+{
+    static _Thread_local int32_t slots[MAX_BLOCKS], unused[MAX_BLOCKS];
+    rs_insert_result result;
+    CHECK(n <= MAX_BLOCKS);
+    stage(c, RS_FULL, n - start, slots);
+    CHECK_OK(rs_insert(c, RS_FULL, hashes, n, slots, n - start, start, 0, &result, unused));
+    CHECK_EQ(result.error, RS_INSERT_OK);
+    CHECK_EQ(result.num_inserted, n - start);
+}
+
+void publish(rs_client *c, const uint64_t *hashes, uint32_t n) { extend(c, hashes, 0, n); }
+
+void publish_side(rs_client *c, uint32_t component, const uint64_t *hashes, uint32_t n, uint32_t m)
+{
+    int32_t slots[RS_MAX_WINDOW], unused[RS_MAX_WINDOW];
+    rs_insert_result result;
+    stage(c, component, m, slots);
+    CHECK_OK(rs_insert(c, component, hashes, n, slots, m, 0, 0, &result, unused));
+    CHECK_EQ(result.error, RS_INSERT_OK);
+}
+
+uint32_t full_hit(rs_client *c, const uint64_t *hashes, uint32_t n)
+{
+    static _Thread_local int32_t slots[MAX_BLOCKS];
+    rs_match_result result;
+    CHECK(n <= MAX_BLOCKS);
+    CHECK_OK(rs_match(c, hashes, n, RS_MASK_FULL, RS_QUERY_NO_META, &result, slots, NULL));
+    CHECK_EQ(result.status, RS_STATUS_OK);
+    return result.full_hit;
+}
+
+rs_pin pin_path(rs_client *c, const uint64_t *hashes, uint32_t n, uint32_t mask, uint32_t expected_hit)
+{
+    static _Thread_local int32_t slots[MAX_BLOCKS], side[RS_MAX_WINDOW];
+    rs_match_result result;
+    CHECK_OK(rs_match(c, hashes, n, mask, RS_QUERY_LOCK, &result, slots, side));
+    CHECK_EQ(result.status, RS_STATUS_OK);
+    CHECK_EQ(result.common_hit, expected_hit);
+    CHECK_EQ(result.pin.valid, expected_hit != 0);
+    return result.pin;
+}
+
+void release(rs_client *c, rs_pin pin)
+{
+    uint32_t stale;
+    CHECK_OK(rs_release(c, pin, &stale));
+    CHECK_EQ(stale, 0);
+}
+
+rs_stats stats_of(rs_client *c)
+{
+    rs_stats stats;
+    CHECK_OK(rs_get_stats(c, &stats));
+    return stats;
+}
+
+/* -- runner ------------------------------------------------------------------------------------- */
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static bool run_forked(int i)
+{
+    int status;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        tests[i].run();
+        exit(0);
+    }
+    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool wanted(const char *name, char **words, int num_words)
+{
+    bool any = num_words == 0;
+    for (int i = 0; i < num_words; i++)
+        any = any || strstr(name, words[i]);
+    return any;
+}
+
+/* usage: runner [--no-fork] [part of a test's name]... */
+int main(int argc, char **argv)
+{
+    int first = 1, num_failed = 0, num_run = 0;
+    bool fork_each = argc < 2 || strcmp(argv[1], "--no-fork") != 0;
+    first += !fork_each;
+    test_seed = test_setting("RS_SEED", 20240607);
+    printf("RS_SEED=%llu\n", (unsigned long long)test_seed);
+    for (int i = 0; i < num_tests; i++) {
+        if (!wanted(tests[i].name, argv + first, argc - first))
+            continue;
+        double began = seconds();
+        bool ok = true;
+        if (fork_each)
+            ok = run_forked(i);
+        else
+            tests[i].run();
+        num_run++;
+        num_failed += !ok;
+        printf("%s %s (%.2f s)\n", ok ? "ok  " : "FAIL", tests[i].name, seconds() - began);
+        fflush(stdout);
+    }
+    printf("%d of %d tests failed\n", num_failed, num_run);
+    return num_failed != 0 || num_run == 0;
+}

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define ATTACH_ROUNDS 20 /* a reaper may hold a free entry's bytes for a moment */
+#define LEASE_TRIES 5
 
 /* -- forks ---------------------------------------------------------------------------------- */
 
@@ -235,19 +236,22 @@ int rs_attach(int fd, const char *label, rs_client **out)
     return RS_OK;
 }
 
-/* True when no dup of the lease is left: then nobody can write the client's slots any more. */
+/* True when no dup of the lease is left: then nobody can write the client's slots any more.  A
+ * reaper may hold the byte for a moment, hence the few tries. */
 static bool lease_is_sole(rs_client *c)
 {
     int fd = rs_reopen(c);
     if (fd < 0)
         return false;
     close_fd(&c->lease_fd);
-    if (rs_byte_take(fd, c->v.me, RS_BYTE_LEASE) != 0) {
-        close(fd);
-        return false;
+    c->lease_fd = fd; /* holds the byte, once taken, until the entry is free */
+    for (int i = 0; i < LEASE_TRIES; i++) {
+        if (rs_byte_take(fd, c->v.me, RS_BYTE_LEASE) == 0)
+            return true;
+        struct timespec pause = {0, 1000000};
+        nanosleep(&pause, NULL);
     }
-    c->lease_fd = fd; /* holds the byte until the entry is free */
-    return true;
+    return false;
 }
 
 int rs_detach(rs_client *c)

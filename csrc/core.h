@@ -62,6 +62,7 @@ struct rs_client {
     int file_fd, life_fd, lease_fd;      /* own open each; file_fd is the mapped one */
     uint64_t incarnation;
     volatile int forked;
+    int cancel_state;                    /* of the thread that holds the index lock */
     pthread_mutex_t insert_mutex;        /* one insert or recycle per handle at a time */
     uint64_t *marks[RS_NUM_COMPONENTS];  /* duplicate detection, all zero between calls */
     rs_a32 orphan_insert_pin;            /* BUSY left insert_pin behind: dropped by the next verb */

@@ -151,8 +151,10 @@ static int lock_slow(rs_client *c, uint32_t held_slot, uint32_t self)
 void rs_unlock(rs_client *c)
 {
     rs_a32 *word = &c->v.hdr->lock_word;
+    int cancel_state = c->cancel_state; /* the next owner may be a thread of this client */
     if (atomic_exchange_explicit(word, 0, memory_order_release) & RS_LOCK_WAITERS)
         futex(word, FUTEX_WAKE, 1, NULL);
+    pthread_setcancelstate(cancel_state, NULL);
 }
 
 static void batch_reset(rs_view *v)
@@ -164,25 +166,35 @@ static void batch_reset(rs_view *v)
     v->ev_pos = rs_ld(&v->hdr->ev_next);
 }
 
+static int acquire(rs_client *c, uint32_t held_slot)
+{
+    uint32_t zero = 0;
+    if (atomic_compare_exchange_strong_explicit(&c->v.hdr->lock_word, &zero, c->v.me + 1, memory_order_acquire,
+                                                memory_order_relaxed))
+        return RS_OK;
+    int rc = lock_slow(c, held_slot, c->v.me);
+    if (rc == RS_EBUSY)
+        rs_count(c, RS_C_LOCK_TIMEOUTS, 1);
+    return rc;
+}
+
 int rs_lock(rs_client *c, uint32_t held_slot)
 {
     rs_view *v = &c->v;
     rs_header_shm *hdr = v->hdr;
-    uint32_t zero = 0;
-    if (!atomic_compare_exchange_strong_explicit(&hdr->lock_word, &zero, v->me + 1, memory_order_acquire,
-                                                 memory_order_relaxed)) {
-        int rc = lock_slow(c, held_slot, v->me);
-        if (rc == RS_EBUSY)
-            rs_count(c, RS_C_LOCK_TIMEOUTS, 1);
-        if (rc != RS_OK)
-            return rc;
+    int cancel_state; /* a cancelled thread must not take the lock with it */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+    int rc = acquire(c, held_slot);
+    if (rc != RS_OK) {
+        pthread_setcancelstate(cancel_state, NULL);
+        return rc;
     }
-    if (rs_ld(&hdr->journal_len) || (rs_ld(&hdr->seq) & 1) || rs_ld(&hdr->ev_head) != rs_ld(&hdr->ev_next)) {
-        int rc = rs_recover_locked(v);
-        if (rc != RS_OK) {
-            rs_unlock(c);
-            return rc;
-        }
+    c->cancel_state = cancel_state;
+    if (rs_ld(&hdr->journal_len) || (rs_ld(&hdr->seq) & 1) || rs_ld(&hdr->ev_head) != rs_ld(&hdr->ev_next))
+        rc = rs_recover_locked(v);
+    if (rc != RS_OK) {
+        rs_unlock(c);
+        return rc;
     }
     batch_reset(v);
     return RS_OK;

@@ -233,7 +233,7 @@ int rs_match(rs_client *c, const uint64_t *hashes, uint32_t n, uint32_t mask, ui
 /* Drop a pin.  *stale = 1 when it was no longer held (counted, nothing changed).  RS_EBUSY: retry. */
 int rs_release(rs_client *c, rs_pin pin, uint32_t *stale);
 /* Stage up to n slots, evicting as needed.  FULL: *got may be short; side pools: n or 0.
- * RS_EBUSY: *got slots are staged (side: 0).  RS_ERANGE: n above the pool's size. */
+ * RS_EBUSY: *got slots are staged (side pools: what could not be given back; recycle it).  RS_ERANGE: n above the pool's size. */
 int rs_allocate(rs_client *c, uint32_t component, uint32_t n, int32_t *out, uint32_t *got);
 /* Publish staged slots.  FULL: m == n - start, slots[i] holds block start + i.  Side: start == 0,
  * m <= n, right-aligned; slots before the window are redundant.  unused[m] receives the redundant

@@ -232,7 +232,7 @@ int rs_match(rs_client *c, const uint64_t *hashes, uint32_t n, uint32_t mask, ui
         out->swa_start = w.common_hit - w.num_swa;
         out->mamba_slot = w.mamba_slot;
     }
-    if (rc == RS_OK)
+    if (rc == RS_OK && !(flags & RS_QUERY_PROBE))
         count_match(c, &w, out);
     return rc;
 }

@@ -94,7 +94,8 @@ typedef struct rs_pin { uint32_t index; uint32_t valid; uint64_t nonce; } rs_pin
 
 enum {
     RS_QUERY_LOCK = 1,           /* pin what was matched */
-    RS_QUERY_NO_META = 2         /* leave last_access alone */
+    RS_QUERY_NO_META = 2,        /* leave last_access alone */
+    RS_QUERY_PROBE = 4           /* a health check: counts as no query, hit or miss */
 };
 /* rs_match_result.status */
 enum { RS_STATUS_OK = 0, RS_STATUS_BUSY = 1, RS_STATUS_PIN_LIMIT = 2 };

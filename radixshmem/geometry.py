@@ -114,6 +114,32 @@ class PublishedGeometry:
     def pool(self, component: ComponentType) -> PoolGeometry | None:
         return next((pool for pool in self.pools if pool.component == component), None)
 
+    def as_geometry(self) -> Geometry:
+        """The client's side of it; counts are kept only where there are no strides (an index-only server)."""
+        sizes = {f"{POOL_NAMES[pool.component]}_slot_bytes": pool.slot_bytes for pool in self.pools}
+        counts = {
+            f"{POOL_NAMES[pool.component]}_slots": pool.num_slots for pool in self.pools if not pool.stride
+        }
+        swa = self.pool(ComponentType.SWA)
+        return Geometry(
+            self.block_size,
+            swa_window_blocks=swa.window_blocks if swa else 0,
+            slot_align=self.slot_align,
+            register_chunk_tokens=self.register_chunk_tokens,
+            fingerprint=self.fingerprint,
+            **sizes,
+            **counts,
+        )
+
+    def check_shapes(self, geometry: Geometry) -> None:
+        """``check_same_geometry`` for a client, whose zero fields take whatever was published."""
+        check_same_geometry(
+            self,
+            geometry,
+            slot_align=self.slot_align,
+            register_chunk_tokens=self.register_chunk_tokens,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The shape of ``RadixClient.geometry``."""
         return {

@@ -28,6 +28,7 @@ from radixshmem.records import Event, EventReason, Node, Pin, ReapResult, Region
 
 QUERY_LOCK: int = lib.RS_QUERY_LOCK
 QUERY_NO_META: int = lib.RS_QUERY_NO_META
+QUERY_PROBE: int = lib.RS_QUERY_PROBE
 INSERT_KEEP_UNUSED: int = lib.RS_INSERT_KEEP_UNUSED
 _EBUSY: int = lib.RS_EBUSY
 _MASK_SWA: int = lib.RS_MASK_SWA
@@ -219,6 +220,12 @@ class Index:
         check(lib.rs_get_stats(self._live(), out), "stats")
         return struct_to_dict(out[0])
 
+    def num_free(self, component: int) -> int:
+        """FREE slots of ``component``."""
+        out = _new("rs_stats *")
+        check(lib.rs_get_stats(self._live(), out), "stats")
+        return int(out.pool[component].num_free)
+
     def event_head(self) -> int:
         """Number of the next event."""
         return int(lib.rs_event_head(self._live()))
@@ -262,7 +269,7 @@ class Snapshot:
     def check(self) -> tuple[int, str]:
         """(number of violated invariants, a line for each of the first ones)."""
         report = _new("char[]", 1 << 16)
-        num = lib.rs_snapshotcheck(self._handle, report, len(report))
+        num = lib.rs_snapshot_check(self._handle, report, len(report))
         check(num, "check")
         return num, c_string(report)
 

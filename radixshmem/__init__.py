@@ -1,0 +1,81 @@
+"""One host KV cache for every LLM inference engine of a node, in shared memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from radixshmem.client import RadixClient
+from radixshmem.config import ServerConfig
+from radixshmem.errors import (
+    ClientClosed,
+    CorruptRegion,
+    GeometryMismatch,
+    IndexBusy,
+    InsertError,
+    NoSpace,
+    RadixError,
+    RegionRetired,
+    ServerNotReady,
+    ServerUnavailable,
+)
+from radixshmem.geometry import (
+    COMPONENT_MASK_FULL,
+    COMPONENT_MASK_MAMBA,
+    COMPONENT_MASK_SWA,
+    ComponentType,
+    Geometry,
+)
+from radixshmem.hashing import hash_blocks
+from radixshmem.info import ServerInfo
+from radixshmem.pull import PullJob, PullResult
+from radixshmem.query import InsertResult, QueryResult
+from radixshmem.records import Event, EventKind, EventReason, QueryStatus
+from radixshmem.store import Pool, SlotStore
+
+if TYPE_CHECKING:
+    from radixshmem.server import RadixServer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "COMPONENT_MASK_FULL",
+    "COMPONENT_MASK_MAMBA",
+    "COMPONENT_MASK_SWA",
+    "ClientClosed",
+    "ComponentType",
+    "CorruptRegion",
+    "Event",
+    "EventKind",
+    "EventReason",
+    "Geometry",
+    "GeometryMismatch",
+    "IndexBusy",
+    "InsertError",
+    "InsertResult",
+    "NoSpace",
+    "Pool",
+    "PullJob",
+    "PullResult",
+    "QueryResult",
+    "QueryStatus",
+    "RadixClient",
+    "RadixError",
+    "RadixServer",
+    "RegionRetired",
+    "ServerConfig",
+    "ServerInfo",
+    "ServerNotReady",
+    "ServerUnavailable",
+    "SlotStore",
+    "__version__",
+    "hash_blocks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # A client needs nothing of the server: import it only for who asks.
+    if name == "RadixServer":
+        from radixshmem.server import RadixServer
+
+        return RadixServer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,8 +46,8 @@
  *   I6   the hash table finds every PUBLISHED slot and no other
  *   I7   pins and side_pins are recounts over the ledger (insert pins included); a block with
  *        side_pins has its side slot
- *   I8   a PUBLISHED side slot hangs on exactly one PUBLISHED block, with cover > 0; cover is a
- *        recount over window ends
+ *   I8   a PUBLISHED side slot hangs on exactly one PUBLISHED block, with cover or side_pins > 0;
+ *        cover is a recount over window ends
  *   I9   STAGED slots have an owner whose entry is not FREE; num_staged per client is a recount
  *   I10  the FULL lists hold exactly the unpinned PUBLISHED leaves; a side pool's lists exactly its ends
  *   I11  header counters (pools, list counts, roots) are recounts

@@ -2,7 +2,8 @@
  *
  * A side slot belongs to one block.  An insert that ends at block p - 1 makes that block an END once
  * and raises `cover` of the last min(W, p) blocks: cover counts the windows that need the block's
- * side slot.  Dropping the end lowers them again; a side slot that nothing covers is freed.
+ * side slot.  Dropping the end lowers them again; a side slot that nothing covers and nothing pins is
+ * freed.  (A pin may end between two ends, and FULL eviction may take the block of the end below it.)
  *
  *      block   0   1   2   3   4   5   6   7        W = 3
  *      end                     E           E
@@ -37,6 +38,15 @@ static void detach_slot(rs_view *v, uint32_t component, rs_slot block, uint32_t 
     rs_slot_free_locked(v, component, s);
     rs_add64(v, &p->shm->evicted[reason], 1);
     rs_event_locked(v, RS_EVENT_REMOVED, reason, component, rs_ld(&v->hash[block]), rs_ld(&v->parent[block]));
+}
+
+static void detach_if_unused(rs_view *v, uint32_t component, rs_slot block, uint32_t reason)
+{
+    const rs_side_view *side = &v->side[component];
+    if (rs_ld(&side->cover[block]) || rs_ld(&side->pins[block]) || rs_ld(&side->slot[block]) == RS_NONE)
+        return;
+    rs_unlink_begin_locked(v);
+    detach_slot(v, component, block, reason);
 }
 
 static void make_end(rs_view *v, uint32_t component, rs_slot last)
@@ -84,8 +94,7 @@ void rs_end_drop_locked(rs_view *v, uint32_t component, rs_slot block, uint32_t 
     rs_set8(v, &side->is_end[block], 0);
     for (uint32_t i = 0; i < v->pool[component].window && block != RS_NONE; i++) {
         rs_add32(v, &side->cover[block], -1);
-        if (rs_ld(&side->cover[block]) == 0 && rs_ld(&side->slot[block]) != RS_NONE)
-            detach_slot(v, component, block, reason);
+        detach_if_unused(v, component, block, reason);
         block = up(v, block);
     }
 }
@@ -99,6 +108,8 @@ void rs_side_pin_locked(rs_view *v, uint32_t component, rs_slot deepest, int del
         uint32_t old = rs_ld(pins);
         rs_set32(v, pins, old + (uint32_t)delta);
         num_changed += (old == 0) != (rs_ld(pins) == 0);
+        if (delta < 0)
+            detach_if_unused(v, component, block, RS_REASON_CAPACITY);
         block = up(v, block);
     }
     rs_add32(v, &p->shm->num_pins, delta * (int)i);

@@ -90,7 +90,8 @@ static uint32_t find_runs(const rs_pool_view *p, uint32_t n, run *runs)
         }
         if (wrapped && s >= stop)
             break;
-        runs[num] = (run){s, run_length(p, s, n)};
+        /* Clipped at stop: slots from there on were found before the wrap. */
+        runs[num] = (run){s, run_length(p, s, wrapped ? rs_min(n, stop - s) : n)};
         s += runs[num++].length;
         if (runs[num - 1].length >= n)
             break;

@@ -119,8 +119,8 @@ static uint32_t *pins_below(const rs_snapshot *s)
     return pins;
 }
 
-/* A side slot stays as long as an end that covers it does, and an end stays as long as any block of
- * its window has a side pin. */
+/* A side slot stays while it is pinned, or while an end that covers it stays; an end stays while any
+ * block of its window is pinned. */
 static int count_pinned_side(const rs_snapshot *s, uint32_t component, uint32_t *out)
 {
     const rs_view *v = &s->v;
@@ -139,7 +139,7 @@ static int count_pinned_side(const rs_snapshot *s, uint32_t component, uint32_t 
         }
         rs_forest_sum(v, f, held);
         for (uint32_t i = 0; i < f->num_reached; i++)
-            *out += held[f->order[i]] != 0 && rs_ld(&side->slot[f->order[i]]) != RS_NONE;
+            *out += (held[f->order[i]] || rs_ld(&side->pins[f->order[i]])) && rs_ld(&side->slot[f->order[i]]) != RS_NONE;
     }
     bool ok = pinned_above && held;
     free(pinned_above);

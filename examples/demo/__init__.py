@@ -1,0 +1,1 @@
+"""Two engines that share one cache: run it with ``python -m examples.demo``."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from radixshmem import _radixshm
+from radixshmem._radixshm import ffi as _ffi
+from radixshmem._radixshm import lib as _lib
 from radixshmem.arrays import I64Array, U64Array
 from radixshmem.errors import (
     CorruptRegion,
@@ -37,8 +38,8 @@ from radixshmem.records import (
     StoreInfo,
 )
 
-ffi: Any = _radixshm.ffi
-lib: Any = _radixshm.lib
+ffi: Any = _ffi
+lib: Any = _lib
 
 NO_PARENT = -(2**63)  # INT64_MIN in rs_node.parent
 SLOT_PUBLISHED = 2  # rs_node.state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ U64Array: TypeAlias = NDArray[np.uint64]
 I64Array: TypeAlias = NDArray[np.int64]
 I32Array: TypeAlias = NDArray[np.int32]
 
-_UINT64 = np.dtype(np.uint64)
+UINT64 = np.dtype(np.uint64)
 _INT32 = np.dtype(np.int32)
 _INT64 = np.dtype(np.int64)
 
@@ -20,14 +20,14 @@ _INT64 = np.dtype(np.int64)
 def as_hashes(hashes: NDArray[np.integer], name: str = "hashes") -> U64Array:
     """``hashes`` as uint64 [n]; other integer dtypes are converted modulo 2**64."""
     _check_vector(hashes, name)
-    return hashes if hashes.dtype is _UINT64 else hashes.astype(np.uint64)
+    return cast(U64Array, hashes) if hashes.dtype is UINT64 else hashes.astype(np.uint64)
 
 
 def as_slots(slots: NDArray[np.integer], name: str = "slots") -> I32Array:
     """``slots`` as int32 [n]; a value that is no slot id raises ValueError."""
     _check_vector(slots, name)
     if slots.dtype is _INT32:
-        return slots
+        return cast(I32Array, slots)
     converted = slots.astype(np.int32)
     if not np.array_equal(converted, slots):
         raise ValueError(f"{name} holds values that do not fit int32")
@@ -37,7 +37,7 @@ def as_slots(slots: NDArray[np.integer], name: str = "slots") -> I32Array:
 def as_tokens(tokens: NDArray[np.integer], name: str = "tokens") -> I64Array:
     """``tokens`` as int64 [n]; other integer dtypes are converted."""
     _check_vector(tokens, name)
-    return tokens if tokens.dtype is _INT64 else tokens.astype(np.int64)
+    return cast(I64Array, tokens) if tokens.dtype is _INT64 else tokens.astype(np.int64)
 
 
 def _check_vector(array: NDArray[np.integer], name: str) -> None:

@@ -24,8 +24,8 @@ _EVENTS_PER_READ = 4096
 class Attachment:
     """Everything that lives and dies with one attach.  Safe to use from several threads."""
 
-    def __init__(self, name: str, label: str) -> None:
-        """Join the READY index ``name``.
+    def __init__(self, name: str, label: str, rank: int) -> None:
+        """Join the READY index ``name``, on the node of this ``rank``.
 
         Raises FileNotFoundError, ServerNotReady, RegionRetired, CorruptRegion, RadixError.
         """
@@ -36,10 +36,12 @@ class Attachment:
             os.close(fd)
         config = self.index.info.config
         self.geometry: PublishedGeometry = config.geometry
-        self.mask = sum(1 << pool.component for pool in config.geometry.pools)
+        full_mask = sum(1 << pool.component for pool in config.geometry.pools)
+        self.masks = frozenset(mask for mask in range(1, full_mask + 1) if not mask & ~full_mask)
+        self.match = self.index.match
         self.epoch = config.epoch
         self.has_events = config.event_capacity > 0
-        self.lease = Lease(self.index)
+        self.lease = Lease(self.index, rank)
         self._store: SlotStore | None = None
         self._store_lock = threading.Lock()
         self._cursor = self.index.event_head()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixshmem.arrays import I32Array, U64Array, as_hashes, as_slots
+from radixshmem.arrays import UINT64, I32Array, U64Array, as_hashes, as_slots
 from radixshmem.attachment import Attachment, component_of
 from radixshmem.control.client import ControlClient
 from radixshmem.errors import ClientClosed, InsertError, RadixError, ServerNotReady
@@ -139,7 +139,7 @@ class RadixClient:
             self._control.configure(geometry)
             self.info = self._control.wait_ready(self._timeout_s)
             if old is None or old.epoch.hex() != self.info.epoch:
-                self._attached = Attachment(self.name, self._label)
+                self._attached = self._join()
                 if old is not None:
                     old.close()
         return self.info
@@ -156,7 +156,7 @@ class RadixClient:
 
     def _join(self) -> Attachment:
         try:
-            attached = Attachment(self.name, self._label)
+            attached = Attachment(self.name, self._label, self.info.rank)
         except FileNotFoundError:
             raise ServerNotReady(f"radix-server {self.name} has no regions yet: call wait_ready()") from None
         if self._geometry is not None:
@@ -190,12 +190,21 @@ class RadixClient:
         ``local_only``: peers are never asked here; see ``pull_async``.
         """
         attached = self._attached or self._attach()
-        attached.lease.drain()
-        if mask & ~attached.mask or mask < 0:
-            raise ValueError(f"mask: {mask} names a component that the geometry lacks")
+        lease = attached.lease
+        if lease.queue:
+            lease.drain()
+        if mask not in attached.masks:
+            raise ValueError(f"mask: {mask} is not made of components that the geometry has")
+        if type(hashes) is not np.ndarray or hashes.dtype is not UINT64 or hashes.ndim != 1:
+            hashes = as_hashes(hashes)
+        result = QueryResult(lease, lock)
         flags = (QUERY_LOCK if lock else 0) | (0 if update_meta else QUERY_NO_META)
-        match = attached.index.match(as_hashes(hashes), mask | COMPONENT_MASK_FULL, flags)
-        return QueryResult(attached.lease if lock else None, match, self.info.rank)
+        try:
+            attached.match(hashes, mask, flags, result)
+        except ValueError:
+            as_hashes(hashes)  # says what is wrong with them, if anything
+            raise
+        return result
 
     def allocate_slots(self, n: int, *, component: ComponentType = ComponentType.FULL) -> I32Array:
         """Stage ``n`` slots, evicting unpinned blocks as needed; returns int32 slot ids.
@@ -207,7 +216,11 @@ class RadixClient:
         pool = attached.geometry.pool(component_of(component, attached.geometry))
         if pool is None or not 0 <= n <= pool.num_slots:
             raise ValueError(f"n: {n} is not in [0, {pool.num_slots if pool else 0}], the size of the pool")
-        return attached.index.allocate(component, n)
+        slots, was_busy = attached.index.allocate(component, n)
+        if was_busy and component != ComponentType.FULL:  # all or none: the core could not give these back
+            attached.lease.recycle(component, slots)
+            return slots[:0]
+        return slots
 
     def insert(
         self,
@@ -275,7 +288,8 @@ class RadixClient:
 
     def _begin(self) -> Attachment:
         attached = self._attached or self._attach()
-        attached.lease.drain()
+        if attached.lease.queue:
+            attached.lease.drain()
         return attached
 
     # -- counts -------------------------------------------------------------------------------------

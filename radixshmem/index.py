@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NewType, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from radixshmem._native import (
 from radixshmem.arrays import I32Array, U64Array
 from radixshmem.errors import ClientClosed
 from radixshmem.geometry import ComponentType
-from radixshmem.records import Event, EventReason, Node, Pin, ReapResult, RegionInfo, SnapshotSummary
+from radixshmem.records import Event, EventReason, Node, ReapResult, RegionInfo, SnapshotSummary
 
 QUERY_LOCK: int = lib.RS_QUERY_LOCK
 QUERY_NO_META: int = lib.RS_QUERY_NO_META
@@ -32,7 +32,69 @@ QUERY_PROBE: int = lib.RS_QUERY_PROBE
 INSERT_KEEP_UNUSED: int = lib.RS_INSERT_KEEP_UNUSED
 _EBUSY: int = lib.RS_EBUSY
 _MASK_SWA: int = lib.RS_MASK_SWA
-_from_buffer, _new = ffi.from_buffer, ffi.new
+_from_buffer, _new, _NULL = ffi.from_buffer, ffi.new, ffi.NULL
+_rs_match, _rs_release = lib.rs_match, lib.rs_release
+_new_unset = ffi.new_allocator(should_clear_after_alloc=False)
+_MATCH_RESULT = ffi.typeof("rs_match_result *")
+_ignored = _new("uint32_t *")  # an out-parameter that nobody reads, written by any thread
+
+Pin = NewType("Pin", object)
+"""What keeps a match: the rs_match_result that it came with."""
+
+
+class Match:
+    """What a walk found, read from the C result when asked for."""
+
+    __slots__ = ("_out", "_pin", "_slots", "_swa")
+
+    _out: Any
+    _slots: Any
+    _swa: Any
+    _pin: Pin | None
+
+    @property
+    def status(self) -> int:
+        """0 OK, else BUSY or PIN_LIMIT with a zero hit (``QueryStatus``)."""
+        return int(self._out.status)
+
+    @property
+    def full_hit(self) -> int:
+        """Blocks that FULL can serve."""
+        return int(self._out.full_hit)
+
+    @property
+    def common_hit(self) -> int:
+        """Blocks that every component of the mask can serve; what the pin keeps."""
+        return int(self._out.common_hit)
+
+    @property
+    def swa_start(self) -> int:
+        """First block of the SWA window."""
+        return int(self._out.swa_start)
+
+    @property
+    def swa_slots(self) -> I32Array:
+        """SWA slots of blocks ``swa_start`` .. ``common_hit`` - 1; empty without SWA in the mask."""
+        return _to_array(self._swa, self._out.num_swa)
+
+    @property
+    def mamba_slots(self) -> I32Array:
+        """The MAMBA slot of block ``common_hit`` - 1, or empty."""
+        slot = self._out.mamba_slot
+        return np.array([slot] if slot >= 0 else [], np.int32)
+
+    def common_slots(self) -> I32Array:
+        """FULL slots of the first ``common_hit`` blocks."""
+        return _to_array(self._slots, self._out.common_hit)
+
+    def holds_pin(self) -> bool:
+        """Whether a pin was taken and not released through this object."""
+        return self._pin is not None and bool(self._out.pin.valid)
+
+
+def _to_array(slots: Any, num: int) -> I32Array:
+    """The first ``num`` of an int32_t[] without a copy; the array keeps them alive."""
+    return np.frombuffer(ffi.buffer(slots, num * 4), np.int32) if num else np.empty(0, np.int32)
 
 
 class Index:
@@ -48,7 +110,7 @@ class Index:
         """Attach to the index open as ``fd``, which stays the caller's."""
         out = _new("rs_client **")
         check(lib.rs_attach(fd, label.encode()[: lib.RS_LABEL_BYTES - 1], out), "attach")
-        self._handle = ffi.gc(out[0], lib.rs_detach)
+        self._handle: Any = ffi.gc(out[0], lib.rs_detach)
         self.info = self.read_info()
         self.slot = int(lib.rs_client_slot(self._handle))
         swa = self.info.config.geometry.pool(ComponentType.SWA)
@@ -72,52 +134,42 @@ class Index:
             raise_for(code, "index")
         return handle
 
-    def match(
-        self, hashes: U64Array, mask: int, flags: int
-    ) -> tuple[int, int, int, int, I32Array, I32Array | None, Pin | None]:
-        """(status, full_hit, common_hit, mamba_slot, slots [full_hit], swa_slots [num_swa], pin)."""
+    def match(self, hashes: U64Array, mask: int, flags: int, result: Match) -> None:
+        """Walk ``hashes`` into ``result``; with QUERY_LOCK what was matched is pinned.
+
+        The hot path of the package: a name bound at import and a test left out count here.
+        """
         handle = self._handle
-        if handle is None or lib.rs_alive(handle):
-            handle = self._live()
+        if handle is None:
+            raise ClientClosed("the client is closed")
         num = len(hashes)
-        slots: I32Array = np.empty(num, np.int32)
-        swa: I32Array | None = None
-        swa_c: Any = ffi.NULL
-        if mask & _MASK_SWA:
-            swa = np.empty(self._swa_window, np.int32)
-            swa_c = _from_buffer(I32, swa)
-        out = _new("rs_match_result *")
-        code = lib.rs_match(
-            handle, _from_buffer(U64, hashes), num, mask, flags, out, _from_buffer(I32, slots), swa_c
-        )
+        result._out = out = _new(_MATCH_RESULT)
+        result._slots = slots = _new_unset(I32, num)
+        result._swa = swa = _new_unset(I32, self._swa_window) if mask & _MASK_SWA else _NULL
+        code = _rs_match(handle, _from_buffer(U64, hashes), num, mask, flags, out, slots, swa)
         if code:
             raise_for(code, "query")
-        if swa is not None:
-            swa = swa[: out.num_swa]
-        pin = out.pin
-        held = Pin(pin.index, pin.nonce) if pin.valid else None
-        return out.status, out.full_hit, out.common_hit, out.mamba_slot, slots, swa, held
+        if flags & QUERY_LOCK:
+            result._pin = out
 
     def release(self, pin: Pin) -> bool:
         """Drop ``pin``; False when the index was busy and the pin is still held.
 
-        A pin that is not held any more, or whose index was left, needs no release: True.
+        A pin that is not held any more, or whose index was left or retired, needs no release: True.
         """
-        handle = self._handle
+        handle, match_result = self._handle, cast(Any, pin)
         if handle is None:
             return True
-        code = lib.rs_release(handle, {"index": pin[0], "valid": 1, "nonce": pin[1]}, _new("uint32_t *"))
-        return bool(code != _EBUSY)
+        return _rs_release(handle, match_result.pin, _ignored) != _EBUSY  # type: ignore[no-any-return]
 
-    def allocate(self, component: int, num: int) -> I32Array:
-        """Stage up to ``num`` slots (side pools: all or none)."""
-        handle = self._live()
+    def allocate(self, component: int, num: int) -> tuple[I32Array, bool]:
+        """(staged slots, whether the index was busy before all were tried)."""
         slots: I32Array = np.empty(num, np.int32)
         got = _new("uint32_t *")
-        code = lib.rs_allocate(handle, component, num, _from_buffer(I32, slots), got)
-        if code and code != _EBUSY:
-            raise_for(code, "allocate_slots")
-        return slots[: got[0]]
+        code = lib.rs_allocate(self._live(), component, num, _from_buffer(I32, slots), got)
+        if code != _EBUSY:
+            check(code, "allocate_slots")
+        return slots[: got[0]], code == _EBUSY
 
     def insert(
         self, component: int, hashes: U64Array, slots: I32Array, start: int, flags: int

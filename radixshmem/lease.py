@@ -9,37 +9,43 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TypeVar
+from typing import NamedTuple
 
 from radixshmem.arrays import I32Array
 from radixshmem.errors import RadixError
-from radixshmem.index import Index
-from radixshmem.records import Pin
+from radixshmem.index import Index, Pin
 
-_Item = TypeVar("_Item")
+
+class StagedSlots(NamedTuple):
+    """Slots of one component that were given back but are still staged."""
+
+    component: int
+    slots: I32Array
 
 
 class Lease:
     """Releases pins and staged slots of ``index``.
 
-    Assumes: ``deque.append``, ``popleft`` and truth are atomic (they are, under the GIL and without it).
+    Assumes: a deque's ``append``, ``popleft`` and truth are atomic.
     """
 
-    __slots__ = ("_pins", "_slots", "index")
+    __slots__ = ("index", "queue", "rank")
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, rank: int = 0) -> None:
+        """``rank``: of this node in its cluster."""
         self.index = index
-        self._pins: deque[Pin] = deque()
-        self._slots: deque[tuple[int, I32Array]] = deque()
+        self.rank = rank
+        self.queue: deque[Pin | StagedSlots] = deque()
+        """Releases that wait for the next verb.  Verbs test it before they call ``drain``."""
 
     def release(self, pin: Pin) -> None:
         """Drop ``pin`` now or, if the index is busy, with the next verb."""
         if not self.index.release(pin):
-            self._pins.append(pin)
+            self.queue.append(pin)
 
     def release_later(self, pin: Pin) -> None:
         """Drop ``pin`` with the next verb.  Safe anywhere, also inside the garbage collector."""
-        self._pins.append(pin)
+        self.queue.append(pin)
 
     def recycle(self, component: int, slots: I32Array) -> None:
         """Give staged slots back; what a busy index leaves goes with the next verb.
@@ -48,43 +54,27 @@ class Lease:
         """
         num_done = self.index.recycle(component, slots)
         if num_done < len(slots):
-            self._slots.append((component, slots[num_done:].copy()))
-
-    @property
-    def num_queued(self) -> int:
-        """Releases that wait for the next verb."""
-        return len(self._pins) + len(self._slots)
+            self.queue.append(StagedSlots(component, slots[num_done:].copy()))
 
     def drain(self) -> None:
-        """Do what is queued, as far as the index is not busy."""
-        if self._pins:
-            self._drain_pins()
-        if self._slots:
-            self._drain_slots()
-
-    def _drain_pins(self) -> None:
-        for pin in _take_all(self._pins):
-            self.release(pin)
-
-    def _drain_slots(self) -> None:
-        for component, slots in _take_all(self._slots):
+        """Do what is queued now, as far as the index is not busy."""
+        for _ in range(len(self.queue)):
             try:
-                self.recycle(component, slots)
-            except ValueError:  # some were given back once more meanwhile: the others still have to go
-                for i in range(len(slots)):
-                    with contextlib.suppress(ValueError):
-                        self.recycle(component, slots[i : i + 1])
-            except RadixError:
-                self._slots.append((component, slots))
-                raise
+                item = self.queue.popleft()
+            except IndexError:  # another thread drains too
+                return
+            if isinstance(item, StagedSlots):
+                self._recycle_again(item)
+            else:
+                self.release(item)
 
-
-def _take_all(queue: deque[_Item]) -> list[_Item]:
-    """Everything that is queued now; what is put back meanwhile stays for the next time."""
-    taken = []
-    for _ in range(len(queue)):
+    def _recycle_again(self, item: StagedSlots) -> None:
         try:
-            taken.append(queue.popleft())
-        except IndexError:  # another thread drains too
-            break
-    return taken
+            self.recycle(item.component, item.slots)
+        except ValueError:  # some were given back once more meanwhile: the others still have to go
+            for i in range(len(item.slots)):
+                with contextlib.suppress(ValueError):
+                    self.recycle(item.component, item.slots[i : i + 1])
+        except RadixError:
+            self.queue.append(item)
+            raise

@@ -110,13 +110,6 @@ class StoreInfo:
     layout_version: int
 
 
-class Pin(NamedTuple):
-    """Single-use handle of a pin: an index into the client's ledger and a nonce."""
-
-    index: int
-    nonce: int
-
-
 class ReapResult(NamedTuple):
     """What a reap gave back, and how many dead clients wait out their quarantine."""
 

@@ -27,6 +27,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:9464"
 MAX_CLIENTS = 1024  # RS_MAX_CLIENTS
 MAX_PORT = 65535
+_NO_ADDRESS = ("", "off")
 
 _cache = partial(setting, group="Cache")
 _region = partial(setting, group="Shared memory")
@@ -206,7 +207,8 @@ class ServerConfig:
     metrics_address: str | None = _process(
         None,
         TEXT,
-        "host:port of the HTTP endpoint for /metrics, /healthz and /readyz; '' switches it off.",
+        "host:port of the HTTP endpoint for /metrics, /healthz and /readyz; '' or off: none. Only the "
+        "default address may be taken by another server.",
         shown_default=DEFAULT_METRICS_ADDRESS,
     )
     log_format: str = _process(
@@ -214,6 +216,12 @@ class ServerConfig:
         TEXT,
         "Lines for people or one JSON object per line.",
         choices=("text", "json"),
+    )
+    log_file: str = _process(
+        "",
+        TEXT,
+        "File to append log lines to; SIGHUP opens it anew. Without one SIGHUP switches to debug and back.",
+        shown_default="standard error",
     )
     log_level: str = _process(
         "info",
@@ -372,6 +380,12 @@ class ServerConfig:
         return self.endpoint or names.default_endpoint(self.name)
 
     @property
+    def resolved_metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of the HTTP endpoint; None without one."""
+        address = DEFAULT_METRICS_ADDRESS if self.metrics_address is None else self.metrics_address
+        return None if address in _NO_ADDRESS else split_address(address, "--metrics-address")
+
+    @property
     def is_cluster(self) -> bool:
         return bool(self.registry) or self.expected_min_nodes > 1
 
@@ -400,7 +414,9 @@ def _check_names(config: ServerConfig) -> None:
         names.socket_path(config.endpoint, "--endpoint")
     if config.hugepage_path and not os.path.isabs(config.hugepage_path):
         raise ValueError(f"--hugepage-path: {config.hugepage_path!r} is not an absolute path")
-    if config.metrics_address:
+    if config.log_file and not os.path.isabs(config.log_file):
+        raise ValueError(f"--log-file: {config.log_file!r} is not an absolute path")
+    if config.metrics_address not in (None, *_NO_ADDRESS):
         split_address(config.metrics_address, "--metrics-address")
 
 

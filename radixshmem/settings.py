@@ -58,6 +58,9 @@ class Setting:
             raise ValueError(f"{name}: {value!r} is none of {', '.join(self.choices)}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}: {value} is not a finite number")
+        self._check_range(value, name)
+
+    def _check_range(self, value: Any, name: str) -> None:
         if self.minimum is not None and value < self.minimum:
             raise ValueError(f"{name}: {value} is below {self.minimum:g}")
         if self.maximum is not None and value > self.maximum:

@@ -42,7 +42,7 @@ class ControlClient:
         self._path = socket_path(endpoint)
         self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-        self._stub = ControlStub(self._channel)
+        self._stub = ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     def status(self) -> ServerInfo:
         """What the server is doing now."""
@@ -70,7 +70,9 @@ class ControlClient:
                 if info.mode == "ready":
                     return info
                 if info.mode == "failed":
-                    raise RadixError(f"radix-server {info.name} could not make its regions: {info.last_error}")
+                    raise RadixError(
+                        f"radix-server {info.name} could not make its regions: {info.last_error}"
+                    )
                 if info.mode == "closing":
                     raise RadixError(f"radix-server {info.name} is closing")
             time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
@@ -106,7 +108,7 @@ class ControlClient:
             raise ServerUnavailable(f"no radix-server at {self.endpoint}")
 
     def _translate(self, error: grpc.RpcError) -> Exception:
-        code, text = _code(error), error.details() or ""  # type: ignore[attr-defined]
+        code, text = _code(error), error.details() or ""
         if code == grpc.StatusCode.UNAVAILABLE:
             text = f"no radix-server answers at {self.endpoint} ({text})"
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -115,7 +117,7 @@ class ControlClient:
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:
-    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+    code: grpc.StatusCode = error.code()
     return code
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 from radixshmem.control import control_pb2 as pb
 from radixshmem.geometry import Geometry
-from radixshmem.info import SERVER_MODES, ServerInfo, ServerMode
+from radixshmem.info import SERVER_MODES, ServerInfo
 
 _GEOMETRY_FIELDS = [field.name for field in dataclasses.fields(Geometry)]
 _INFO_FIELDS = [f.name for f in dataclasses.fields(ServerInfo) if f.name not in ("mode", "geometry")]
@@ -34,7 +34,7 @@ def info_from_wire(message: pb.ServerInfo) -> ServerInfo:
     if message.mode not in SERVER_MODES:
         raise ValueError(f"the server is in an unknown mode {message.mode!r}")
     return ServerInfo(
-        mode=cast(ServerMode, message.mode),
+        mode=message.mode,
         geometry=_published_from_wire(message.geometry) if message.HasField("geometry") else None,
         **{name: getattr(message, name) for name in _INFO_FIELDS},
     )
@@ -51,7 +51,11 @@ def _published_from_wire(message: pb.PublishedGeometry) -> dict[str, Any]:
         "slot_align": message.slot_align,
         "register_chunk_tokens": message.register_chunk_tokens,
         "fingerprint": message.fingerprint,
-        "pools": {name: _pool_from_wire(message.pools[name]) for name in ("full", "swa", "mamba") if name in message.pools},
+        "pools": {
+            name: _pool_from_wire(message.pools[name])
+            for name in ("full", "swa", "mamba")
+            if name in message.pools
+        },
     }
 
 

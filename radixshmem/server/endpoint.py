@@ -63,7 +63,9 @@ def _clear_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-        raise RadixError(f"--endpoint: {path} exists and is not a socket of user id {os.geteuid()}: remove it")
+        raise RadixError(
+            f"--endpoint: {path} exists and is not a socket of user id {os.geteuid()}: remove it"
+        )
     if _is_served(path):
         raise NameInUse(f"another server listens at {path}: choose another --endpoint")
     os.unlink(path)

@@ -25,7 +25,9 @@ Probe = Callable[[], tuple[bool, str]]
 class MetricsServer:
     """Serves until ``close``.  Raises OSError when ``host:port`` cannot be bound."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Probe, ready: Probe) -> None:
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, health: Probe, ready: Probe
+    ) -> None:
         routes = {"/metrics": _metrics(registry), "/healthz": _probe(health), "/readyz": _probe(ready)}
 
         class Handler(_Handler):
@@ -52,7 +54,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_port = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a request of %s failed", client_address, exc_info=True)
+        log.debug("a request of %s failed", client_address)
 
 
 class _Server6(_Server):
@@ -64,10 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
     server_version, sys_version = "radix-server", ""
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         self._answer(with_body=True)
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._answer(with_body=False)
 
     def _answer(self, with_body: bool) -> None:

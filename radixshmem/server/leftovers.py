@@ -13,13 +13,20 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from radixshmem import _native
 from radixshmem.config import ServerConfig
-from radixshmem.errors import CorruptRegion, IndexBusy, LayoutMismatch, RadixError, RegionRetired, ServerNotReady
+from radixshmem.errors import (
+    CorruptRegion,
+    IndexBusy,
+    LayoutMismatch,
+    RadixError,
+    RegionRetired,
+    ServerNotReady,
+)
 from radixshmem.index import Index
 from radixshmem.names import default_data_name
 from radixshmem.records import RegionInfo, RegionState
@@ -103,8 +110,8 @@ def _inspect_stray_store(config: ServerConfig) -> Leftovers:
     with closing(os.fdopen(fd, "rb", buffering=0)):
         if config.resolved_data_name != default_data_name(config.name):
             raise RadixError(
-                f"--data-name: {object_path(config.resolved_data_name, config.hugepage_path)} exists and is not "
-                f"known to belong to {config.name}: choose another name, or remove it"
+                f"--data-name: {object_path(config.resolved_data_name, config.hugepage_path)} exists and may "
+                f"belong to another server than {config.name}: choose another name, or remove it"
             )
         return Discard("a SlotStore without an index", os.fstat(fd).st_blocks * 512)
 
@@ -212,18 +219,17 @@ def _until_free(attempt: Callable[[], _Result], config: ServerConfig) -> _Result
 def _refuse_if_used(fd: int, config: ServerConfig, different: str) -> None:
     if is_locked(fd):
         raise LeftoversInUse(
-            f"clients still use the regions that an earlier server {config.name} left, and these do not fit: "
-            f"{different}. Stop the clients, start with the earlier settings, or discard the regions with --fresh"
+            f"clients still use the regions that an earlier server {config.name} left, and these do not "
+            f"fit: {different}. Stop the clients, start with the earlier settings, or discard the regions "
+            "with --fresh"
         )
 
 
 def _allocated_bytes(index_fd: int, config: ServerConfig) -> int:
     num_bytes = os.fstat(index_fd).st_blocks * 512
     if config.data_bytes and not config.hugepage_path:
-        try:
+        with suppress(FileNotFoundError):
             num_bytes += os.stat(object_path(config.resolved_data_name)).st_blocks * 512
-        except FileNotFoundError:
-            pass
     return num_bytes
 
 

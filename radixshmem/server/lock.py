@@ -96,7 +96,9 @@ def _open(path: str) -> int:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(fd)
-        raise RadixError(f"{path} is not a file of user id {os.geteuid()}: choose another --name, or remove it")
+        raise RadixError(
+            f"{path} is not a file of user id {os.geteuid()}: choose another --name, or remove it"
+        )
     return fd
 
 

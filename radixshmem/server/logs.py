@@ -1,4 +1,4 @@
-"""Log lines on standard error: text for people, or one JSON object a line."""
+"""Log lines: text for people, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import json
 import logging
 import sys
 from datetime import datetime, timezone
+from logging.handlers import WatchedFileHandler
+from typing import TextIO
 
-LOGGER = "radixshmem"
-_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+from radixshmem.config import ServerConfig
+
+_LOGGER = "radixshmem"
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class TextFormatter(logging.Formatter):
@@ -37,19 +41,39 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up_logging(log_format: str, log_level: str) -> logging.Handler:
-    """Send the package's log to standard error; returns the handler."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    logger = logging.getLogger(LOGGER)
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    set_level(log_level)
-    return handler
+class Logs:
+    """The package's log as a server's configuration wants it."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Raises OSError when ``log_file`` cannot be opened."""
+        self._level = config.log_level.upper()
+        self._handler = WatchedFileHandler(config.log_file) if config.log_file else _StderrHandler()
+        self._handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
+        logger = logging.getLogger(_LOGGER)
+        logger.handlers[:] = [self._handler]
+        logger.propagate = False
+        logger.setLevel(self._level)
+
+    def renew(self) -> str:
+        """What SIGHUP asks for: open the file anew or, without one, switch to debug and back."""
+        if isinstance(self._handler, WatchedFileHandler):
+            self._handler.close()  # the next line opens the path afresh
+            return "log file opened anew"
+        logger = logging.getLogger(_LOGGER)
+        is_debug = logger.level == logging.DEBUG and self._level != "DEBUG"
+        logger.setLevel(self._level if is_debug else logging.DEBUG)
+        return f"log level is {logging.getLevelName(logger.level)} now"
 
 
-def set_level(log_level: str) -> None:
-    logging.getLogger(LOGGER).setLevel(log_level.upper())
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Looks standard error up for each line: a progress bar puts its own in place while it is drawn."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -78,7 +78,9 @@ class Machine:
 
     def numa_nodes(self) -> tuple[int, ...]:
         """Numbers of the NUMA nodes that have memory."""
-        text = self._read("sys/devices/system/node/has_memory") or self._read("sys/devices/system/node/online")
+        text = self._read("sys/devices/system/node/has_memory") or self._read(
+            "sys/devices/system/node/online"
+        )
         return tuple(_parse_ranges(text or "0"))
 
     def _file_system_of(self, directory: str) -> str:
@@ -122,7 +124,10 @@ class Machine:
         return [os.path.join(mount, *parts[:depth]) for depth in range(len(parts), -1, -1)]
 
     def _cgroup(self, directory: str, limit: str, used: str, idle: str) -> CgroupMemory | None:
-        limit_bytes, used_bytes = self._read_int(f"{directory}/{limit}"), self._read_int(f"{directory}/{used}")
+        limit_bytes, used_bytes = (
+            self._read_int(f"{directory}/{limit}"),
+            self._read_int(f"{directory}/{used}"),
+        )
         if limit_bytes is None or used_bytes is None or limit_bytes >= _UNLIMITED_V1_BYTES:
             return None
         stat = (line.split() for line in (self._read(f"{directory}/memory.stat") or "").splitlines())

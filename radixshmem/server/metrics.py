@@ -29,7 +29,10 @@ _PLAIN_COUNTERS = {  # metric: (field of the stats, help)
     "radix_reaped_clients": ("reaped_clients", "Dead clients whose lease was given back."),
     "radix_reaped_pins": ("reaped_pins", "Pins given back for dead clients."),
     "radix_reaped_slots": ("reaped_slots", "Staged slots given back for dead clients."),
-    "radix_lock_recoveries": ("lock_recoveries", "Times an unfinished change was undone after its owner's death."),
+    "radix_lock_recoveries": (
+        "lock_recoveries",
+        "Times an unfinished change was undone after its owner's death.",
+    ),
     "radix_stale_handles": ("stale_releases", "Releases of pins that were not held any more."),
     "radix_lock_timeouts": ("lock_timeouts", "Acquisitions of the index lock that passed their deadline."),
 }
@@ -82,7 +85,9 @@ def _flow_metrics(stats: Stats) -> Iterable[Metric]:
         "radix_evicted_blocks", "Blocks that left the tree.", labels=["component", "reason"]
     )
     failed = CounterMetricFamily(
-        "radix_allocate_failures", "Allocations that came back short or empty.", labels=["component", "reason"]
+        "radix_allocate_failures",
+        "Allocations that came back short or empty.",
+        labels=["component", "reason"],
     )
     for component in COMPONENTS:
         for result in ("hit", "miss"):
@@ -93,7 +98,9 @@ def _flow_metrics(stats: Stats) -> Iterable[Metric]:
         for reason, field in ALLOCATE_FAILURES.items():
             failed.add_metric([component, reason], _count(stats, field, component))
     yield matched
-    yield CounterMetricFamily("radix_inserted_blocks", "Blocks published.", value=_count(stats, "inserted_blocks", "full"))
+    yield CounterMetricFamily(
+        "radix_inserted_blocks", "Blocks published.", value=_count(stats, "inserted_blocks", "full")
+    )
     yield evicted
     yield failed
 
@@ -108,12 +115,18 @@ def _pull_metrics() -> Iterable[Metric]:
 
 
 def _server_metrics(stats: Stats, info: ServerInfo, local: Mapping[str, float]) -> Iterable[Metric]:
-    dropped = max(0, stats["event_head"] - stats["event_capacity"]) if stats and stats["event_capacity"] else 0
+    dropped = (
+        max(0, stats["event_head"] - stats["event_capacity"]) if stats and stats["event_capacity"] else 0
+    )
     yield CounterMetricFamily("radix_events_dropped", "Events that newer ones overwrote.", value=dropped)
     # The server's own entry in the client table is no client.
-    yield GaugeMetricFamily("radix_clients", "Attached clients.", value=max(0, stats.get("num_clients", 0) - 1))
     yield GaugeMetricFamily(
-        "radix_prefault_seconds", "Time that making and prefaulting the regions took.", local["prefault_seconds"]
+        "radix_clients", "Attached clients.", value=max(0, stats.get("num_clients", 0) - 1)
+    )
+    yield GaugeMetricFamily(
+        "radix_prefault_seconds",
+        "Time that making and prefaulting the regions took.",
+        local["prefault_seconds"],
     )
     yield CounterMetricFamily(
         "radix_unfingerprinted_configures",

@@ -35,7 +35,9 @@ def check_machine(config: ServerConfig, machine: Machine) -> None:
             f"mount one: mount -t hugetlbfs none {config.hugepage_path}"
         )
     if config.hugepage_path and not os.access(config.hugepage_path, os.W_OK):
-        raise ValueError(f"--hugepage-path: {config.hugepage_path} is not writable for user id {os.geteuid()}")
+        raise ValueError(
+            f"--hugepage-path: {config.hugepage_path} is not writable for user id {os.geteuid()}"
+        )
 
 
 def check_space(need: Need, config: ServerConfig, machine: Machine) -> None:
@@ -56,7 +58,9 @@ def numa_nodes(config: ServerConfig, machine: Machine) -> tuple[int, ...]:
     wanted = tuple(dict.fromkeys(int(part) for part in config.numa.split(",")))
     missing = [node for node in wanted if node not in present]
     if missing:
-        raise ValueError(f"--numa: this machine has no node {missing[0]}, only {', '.join(map(str, present))}")
+        raise ValueError(
+            f"--numa: this machine has no node {missing[0]}, only {', '.join(map(str, present))}"
+        )
     return wanted
 
 
@@ -66,8 +70,8 @@ def _shm_problem(need: Need, config: ServerConfig, machine: Machine) -> str:
         return ""
     return (
         f"{SHM_DIR} has {_both(free)} free of {_both(total)}, but the regions need {_both(need.new_bytes)}: "
-        f"enlarge it (docker run --shm-size={_round_gib(need.shm_bytes)}g; Kubernetes: an emptyDir with medium: "
-        f"Memory and a larger sizeLimit at {SHM_DIR}; a host: mount -o remount,size=... {SHM_DIR}), "
+        f"enlarge it (docker run --shm-size={_round_gib(need.shm_bytes)}g; Kubernetes: an emptyDir with "
+        f"medium: Memory and a larger sizeLimit at {SHM_DIR}; a host: mount -o remount,size=... {SHM_DIR}), "
         "or lower --data-bytes"
     )
 
@@ -77,8 +81,8 @@ def _memory_problem(need: Need, config: ServerConfig, machine: Machine) -> str:
     if need.new_bytes <= available:
         return ""
     return (
-        f"the machine has {_both(available)} of memory available, but the regions need {_both(need.new_bytes)}: "
-        "stop what uses it, or lower --data-bytes"
+        f"the machine has {_both(available)} of memory available, but the regions need "
+        f"{_both(need.new_bytes)}: stop what uses it, or lower --data-bytes"
     )
 
 
@@ -101,9 +105,9 @@ def _huge_problem(need: Need, config: ServerConfig, machine: Machine) -> str:
     count = -(-need.huge_bytes // pages.page_bytes)
     return (
         f"--hugepage-path {config.hugepage_path} has {_both(pages.free_bytes)} in free huge pages of "
-        f"{format_size(pages.page_bytes)}, but the SlotStore needs {_both(need.huge_bytes)}: reserve {count} pages "
-        f"(/sys/kernel/mm/hugepages/hugepages-{pages.page_bytes // 1024}kB/nr_hugepages), lower --data-bytes, "
-        "or allow normal pages with --hugepage-fallback"
+        f"{format_size(pages.page_bytes)}, but the SlotStore needs {_both(need.huge_bytes)}: reserve {count} "
+        f"pages (/sys/kernel/mm/hugepages/hugepages-{pages.page_bytes // 1024}kB/nr_hugepages), "
+        "lower --data-bytes, or allow normal pages with --hugepage-fallback"
     )
 
 

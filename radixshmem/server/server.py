@@ -1,8 +1,8 @@
 """RadixServer: start, serve, stop.
 
-    start   check everything -> name lock -> leftovers -> socket -> upkeep
-    serve   Configure -> plan -> make regions (or adopt them at start) -> ready
-    close   no new requests -> stop what runs -> retire and unlink -> name lock
+start   check everything -> name lock -> leftovers -> socket -> upkeep
+serve   Configure -> plan -> make regions (or adopt them at start) -> ready
+close   no new requests -> stop what runs -> retire and unlink -> name lock
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 import radixshmem
-from radixshmem.config import DEFAULT_METRICS_ADDRESS, ServerConfig, split_address
+from radixshmem.config import ServerConfig
 from radixshmem.control.service import build_server
 from radixshmem.errors import RadixError
 from radixshmem.geometry import Geometry
@@ -91,7 +91,7 @@ class RadixServer:
         return self
 
     def close(self) -> None:
-        """Stop: requests under way get a moment, then regions (unless ``keep``) and socket go.  Idempotent."""
+        """Stop: requests under way get a moment; socket and regions (unless ``keep``) go.  Idempotent."""
         with self._life:
             if self._lock is None or self._closed.is_set():
                 return
@@ -151,7 +151,9 @@ class RadixServer:
         check_machine(self.config, self._machine)
 
     def _start_locked(self) -> None:
-        log.info("radix-server %s %s: %s", radixshmem.__version__, self.config.name, describe_budget(self.config))
+        log.info(
+            "radix-server %s %s: %s", radixshmem.__version__, self.config.name, describe_budget(self.config)
+        )
         adopted = self._keeper.settle_leftovers()
         self._rpc = build_server(self, self.config.rpc_workers)
         bind_endpoint(self._rpc, self.config.resolved_endpoint, self._access)
@@ -165,17 +167,15 @@ class RadixServer:
 
     def _bind_metrics(self) -> MetricsServer | None:
         """A given address must be had; of two servers with the default one, the later does without."""
-        given = self.config.metrics_address
-        address = DEFAULT_METRICS_ADDRESS if given is None else given
-        if not address:
+        address = self.config.resolved_metrics_address
+        if address is None:
             return None
         registry = build_registry(RegionCollector(self.stats, lambda: self.info, self._figures))
-        host, port = split_address(address, "--metrics-address")
         try:
-            return MetricsServer(host, port, registry, self.probe_health, self.probe_ready)
+            return MetricsServer(*address, registry, self.probe_health, self.probe_ready)
         except OSError as error:
-            text = f"--metrics-address: {address} cannot be bound: {error.strerror or error}"
-            if given is not None:
+            text = "--metrics-address: {}:{} cannot be bound: {}".format(*address, error.strerror or error)
+            if self.config.metrics_address is not None:
                 raise RadixError(text) from error
             log.warning("%s; running without a metrics endpoint", text)
             return None

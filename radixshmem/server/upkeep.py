@@ -12,7 +12,7 @@ import numpy as np
 
 from radixshmem.errors import IndexBusy, RadixError
 from radixshmem.geometry import COMPONENT_MASK_FULL, ComponentType
-from radixshmem.index import QUERY_NO_META, QUERY_PROBE, Index
+from radixshmem.index import QUERY_NO_META, QUERY_PROBE, Index, Match
 from radixshmem.records import EventReason, QueryStatus
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,10 @@ class Upkeep:
     """
 
     def __init__(
-        self, read_index: Callable[[], Index | None], free_ratio: float, on_failure: Callable[[RadixError], None]
+        self,
+        read_index: Callable[[], Index | None],
+        free_ratio: float,
+        on_failure: Callable[[RadixError], None],
     ) -> None:
         self._read_index = read_index
         self._free_ratio = free_ratio
@@ -89,6 +92,7 @@ class Upkeep:
 
 def look_up(index: Index) -> None:
     """A real lookup, as readiness probe and watchdog want it.  Raises RadixError when it fails."""
-    status = index.match(_PROBE_HASH, COMPONENT_MASK_FULL, QUERY_NO_META | QUERY_PROBE)[0]
-    if status != QueryStatus.OK:
+    result = Match()
+    index.match(_PROBE_HASH, COMPONENT_MASK_FULL, QUERY_NO_META | QUERY_PROBE, result)
+    if result.status != QueryStatus.OK:
         raise IndexBusy("a lookup was not answered")

@@ -13,7 +13,8 @@ from flexkv_radix.layout import LayerGroupSpec
 
 _ITEMSIZE_BYTES = {
     "float64": 8, "int64": 8, "float32": 4, "float": 4, "int32": 4, "float16": 2, "half": 2, "bfloat16": 2,
-    "int16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
+    "int16": 2, "int8": 1, "uint8": 1, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }  # fmt: skip
 
 
@@ -67,7 +68,16 @@ class ModelConfig:
             raise ValueError(f"kv_dim: {self.kv_dim} is neither 1 nor 2")
         self.use_mla = self.kv_dim == 1
         self.attn_tp_size = self.attn_tp_size or self.tp_size
-        for name in ("num_layers", "num_kv_heads", "head_size", "tp_size", "pp_size", "dp_size", "attn_cp_size", "nnodes"):
+        for name in (
+            "num_layers",
+            "num_kv_heads",
+            "head_size",
+            "tp_size",
+            "pp_size",
+            "dp_size",
+            "attn_cp_size",
+            "nnodes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not positive")
 
@@ -206,7 +216,7 @@ def register_endpoint(gpu_register_port: str, dp_client_id: int) -> str:
     path = gpu_register_port.removeprefix("ipc://")
     if not path.startswith(("/", "@")):
         raise ValueError(
-            f"gpu_register_port: {gpu_register_port!r} is not ipc://<absolute path>; KV tensors are handed over "
-            "through a Unix socket (set FLEXKV_SERVER_RECV_PORT=ipc:///...)"
+            f"gpu_register_port: {gpu_register_port!r} is not ipc://<absolute path>; KV tensors are handed "
+            "over through a Unix socket (set FLEXKV_SERVER_RECV_PORT=ipc:///...)"
         )
     return f"{path}_{dp_client_id}"

@@ -123,7 +123,9 @@ class KVCacheLayout:
         """
         if num_tensors not in self.allowed_num_tensors():
             expected = " or ".join(str(n) for n in sorted(self.allowed_num_tensors()))
-            raise ValueError(f"kv_caches: {num_tensors} tensors given, a {self.type.value} layout has {expected}")
+            raise ValueError(
+                f"kv_caches: {num_tensors} tensors given, a {self.type.value} layout has {expected}"
+            )
         chunk_bytes = self.chunk_size * itemsize
         return [
             self._segment(layer, kv, num_tensors, chunk_bytes)
@@ -231,9 +233,7 @@ class LayerGroupSpec:
     def block_bytes(self, tokens_per_block: int) -> int:
         """Bytes of one block of this group."""
         if tokens_per_block % self.tokens_per_entry:
-            raise ValueError(
-                f"tokens_per_entry: {self.tokens_per_entry} does not divide a block of {tokens_per_block} tokens"
-            )
+            raise ValueError(f"tokens_per_entry: {self.tokens_per_entry} does not divide {tokens_per_block} tokens")
         entries = tokens_per_block // self.tokens_per_entry
         return self.num_layers * self.kv_dim * entries * self.num_kv_heads * self.head_size * self.itemsize
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from flexkv_radix.transfer.protocol import RankPart, RegisterRank
 from radixshmem.geometry import ComponentType
@@ -23,9 +24,11 @@ def place_ranks(ranks: Sequence[RegisterRank]) -> list[RegisterRank]:
     Raises ValueError if two ranks have the same place or ranks of a stage disagree on being replicas.
     """
     ordered = sorted(ranks, key=lambda r: (r.place.pp_rank, r.place.tp_rank))
-    for first, second in zip(ordered, ordered[1:], strict=False):
+    for first, second in pairwise(ordered):
         if first.place == second.place:
-            raise ValueError(f"two ranks registered as {first.place}: give each its own device_id or intra_client_id")
+            raise ValueError(
+                f"two ranks registered as {first.place}: give each its own device_id or intra_client_id"
+            )
     for component in ComponentType:
         ordered = _place_component(ordered, component)
     return ordered
@@ -44,7 +47,9 @@ def _place_component(ranks: list[RegisterRank], component: ComponentType) -> lis
                 continue
             if part.replicated and stage_of_replica == rank.place.pp_rank:
                 if part.share_bytes != replica_bytes:
-                    raise ValueError(f"{rank.place}: a replica of {part.share_bytes} bytes, the first has {replica_bytes}")
+                    raise ValueError(
+                        f"{rank.place}: a replica of {part.share_bytes} bytes, the first has {replica_bytes}"
+                    )
                 parts.append(_moved(part, next_bytes - replica_bytes, stores=False))
                 continue
             parts.append(_moved(part, next_bytes, stores=True))

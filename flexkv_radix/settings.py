@@ -28,9 +28,9 @@ _NOT_APPLICABLE = {
     "cpu_cache_gb": "the size of the cache is radix-server's --data-bytes",
     "num_cpu_blocks": "the number of blocks follows from radix-server's --data-bytes",
     **dict.fromkeys(
-        ("ssd_cache_gb", "ssd_cache_dir", "enable_gds", "enable_ssd", "ssd_layout", "iouring_entries", "iouring_flags",
-         "max_file_size_gb", "remote_cache_size_mode", "enable_remote", "enable_3rd_remote", "enable_p2p_ssd",
-         "remote_layout"),
+        ("ssd_cache_gb", "ssd_cache_dir", "enable_gds", "enable_ssd", "ssd_layout", "iouring_entries",
+         "iouring_flags", "max_file_size_gb", "remote_cache_size_mode", "enable_remote", "enable_3rd_remote",
+         "enable_p2p_ssd", "remote_layout"),
         "there is no SSD or remote tier",
     ),
     **dict.fromkeys(
@@ -43,8 +43,9 @@ _NOT_APPLICABLE = {
         "eviction is set up at the radix-server (--evict-policy, --background-evict-ratio)",
     ),
     **dict.fromkeys(
-        ("index_accel", "use_ce_transfer_h2d", "use_ce_transfer_d2h", "transfer_num_cta_h2d", "transfer_num_cta_d2h",
-         "use_hugepage_cpu_buffer", "use_hugepage_tmp_buffer", "hugepage_size_bytes", "enable_mps", "sync_interval"),
+        ("index_accel", "use_ce_transfer_h2d", "use_ce_transfer_d2h", "transfer_num_cta_h2d",
+         "transfer_num_cta_d2h", "use_hugepage_cpu_buffer", "use_hugepage_tmp_buffer", "hugepage_size_bytes",
+         "enable_mps", "sync_interval"),
         "it is chosen by measurement here",
     ),
 }  # fmt: skip
@@ -60,26 +61,37 @@ class FlexKVSettings(BaseSettings):
     strict: bool = Field(False, description="raise instead of disabling the cache when it is refused")
     attach_timeout_s: float = Field(600.0, gt=0, description="how long to wait for the radix-server")
     server_recv_port: str = Field("ipc:///tmp/flexkv_server", description="endpoint of the KVServer")
-    server_client_mode: bool = Field(False, description="go through one KVServer per node even with dp 1")
-    server_launch_mode: Literal["embedded", "external"] = Field("embedded", description="who starts the KVServer")
+    server_client_mode: bool = Field(False, description="the same as server_launch_mode=embedded")
+    server_launch_mode: Literal["", "embedded", "external"] = Field(
+        "", description="go through one KVServer per node, started by the engines or by the operator"
+    )
     instance_num: int = Field(1, ge=1, description="engine instances of this node that share the KVServer")
     instance_id: int = Field(0, ge=0, description="number of this instance, from 0")
     cpu_layout: str = Field("BLOCKFIRST", description="order of a host block: BLOCKFIRST")
-    fingerprint: Literal["sampled", "full"] = Field("sampled", description="full: hash every byte of the weights")
-    task_ttl_s: float = Field(600.0, gt=0, description="after this long an unlaunched or uncollected task is dropped")
+    fingerprint: Literal["sampled", "full"] = Field(
+        "sampled", description="full: hash every byte of the weights"
+    )
+    task_ttl_s: float = Field(
+        600.0, gt=0, description="after this long an unlaunched or uncollected task is dropped"
+    )
     enable_metrics: bool = Field(False, description="serve Prometheus metrics")
     metrics_port: int = Field(8080, ge=0, le=65535, description="port of the metrics on 127.0.0.1")
     enable_trace: bool = Field(False, description="write every call as a line of JSON")
     trace_file_path: str = Field("./flexkv_trace.log", description="where enable_trace writes")
     enable_layerwise_transfer: bool = Field(False, description="loads go layer by layer")
-    layerwise_eventfd_socket: str = Field("/tmp/flexkv_layerwise_eventfd.sock", description="eventfd hand-over")
+    layerwise_eventfd_socket: str = Field(
+        "/tmp/flexkv_layerwise_eventfd.sock", description="eventfd hand-over"
+    )
     copy_threads: int = Field(0, ge=0, description="threads that copy CPU tensors; 0: by the number of cores")
-    transfer_thread_blocks: int = Field(0, ge=0, description="CUDA thread blocks of a transfer; 0: the measured default")
+    transfer_thread_blocks: int = Field(
+        0, ge=0, description="CUDA thread blocks of a transfer; 0: the measured default"
+    )
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource, **_: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         """The environment overrides what load_settings() read from YAML and passes to the constructor."""
         return env_settings, init_settings
@@ -97,7 +109,7 @@ def load_settings() -> FlexKVSettings:
         where = f"{_PREFIX}{name.upper()}" if f"{_PREFIX}{name.upper()}" in os.environ else f"{path}: {name}"
         raise ValueError(f"{where}: {first['msg']} (given: {first['input']!r})") from error
     if settings.cpu_layout.upper() != "BLOCKFIRST":
-        _warn_once(f"FLEXKV_CPU_LAYOUT={settings.cpu_layout} is ignored: host blocks are always BLOCKFIRST")
+        warn_once(f"FLEXKV_CPU_LAYOUT={settings.cpu_layout} is ignored: host blocks are always BLOCKFIRST")
     return settings
 
 
@@ -117,7 +129,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         if key in FlexKVSettings.model_fields:
             known[key] = value
         elif key in _NOT_APPLICABLE:
-            _warn_once(f"{path}: {key} has no effect: {_NOT_APPLICABLE[key]}")
+            warn_once(f"{path}: {key} has no effect: {_NOT_APPLICABLE[key]}")
         else:
             raise ValueError(f"{path}: unknown key {key!r}{_nearest(str(key))}")
     return known
@@ -129,9 +141,9 @@ def _warn_about_environment(environ: Mapping[str, str]) -> None:
         if not variable.startswith(_PREFIX) or name == "config_path" or name in FlexKVSettings.model_fields:
             continue
         if name in _NOT_APPLICABLE:
-            _warn_once(f"{variable} has no effect: {_NOT_APPLICABLE[name]}")
+            warn_once(f"{variable} has no effect: {_NOT_APPLICABLE[name]}")
         else:
-            _warn_once(f"{variable} is not a known variable{_nearest(name, _PREFIX)}")
+            warn_once(f"{variable} is not a known variable{_nearest(name, _PREFIX)}")
 
 
 def _nearest(name: str, prefix: str = "") -> str:
@@ -142,5 +154,6 @@ def _nearest(name: str, prefix: str = "") -> str:
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log message as a warning, but only the first time in this process."""
     logger.warning("%s", message)

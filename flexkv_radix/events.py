@@ -1,0 +1,223 @@
+"""KV events for routers: which blocks this engine put into the cache, and when they left it.
+
+    put_match()   remembers the tokens behind each hash
+    region ring   says in one order what was stored, by whom, and what was removed, by whomever
+
+An engine announces exactly the blocks that it published itself, and their removal.  When the ring was
+overrun, nobody knows what was missed: everything is cleared and what is still there announced again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flexkv_radix.ring import Hashes, RingEvents
+from flexkv_radix.tokens import Tokens
+from radixshmem import RadixError
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_MAX_BLOCKS = 1 << 20  # whose tokens are remembered; with 16 tokens a block that is about 200 MiB
+MEDIUM = "CPU"
+
+
+@dataclass(frozen=True)
+class BlockStored:
+    """Consecutive blocks became matchable.  Hashes are unsigned; token_ids: those of all of them."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str = MEDIUM
+
+
+@dataclass(frozen=True)
+class BlockRemoved:
+    """Blocks left the cache."""
+
+    block_hashes: list[int]
+    medium: str = MEDIUM
+
+
+@dataclass(frozen=True)
+class AllBlocksCleared:
+    """None of the blocks announced so far counts any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventCollector(Protocol):
+    """Receives events, in order, on a thread of the KVManager."""
+
+    def __call__(self, events: list[KVEvent], /) -> None: ...
+
+
+class RingReader(Protocol):
+    """Where events come from."""
+
+    def ring_events(self, cursor: int) -> RingEvents | None:
+        """Events numbered cursor and up (-1: none, only where the ring's end is); None without a ring."""
+
+    def num_present(self, hashes: Hashes) -> int:
+        """Blocks of a path that are in the tree; counts as no use of them."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    path: Hashes  # hashes of the whole sequence, shared by its blocks
+    tokens: Tokens  # likewise
+    index: int
+
+
+class EventTracker:
+    """Turns ring events into announcements.  Not thread-safe but for remember()."""
+
+    def __init__(self, tokens_per_block: int, max_blocks: int = _MAX_BLOCKS) -> None:
+        self._tokens_per_block = tokens_per_block
+        self._max_blocks = max_blocks
+        self._known: OrderedDict[int, _Block] = OrderedDict()
+        self._live: dict[int, None] = {}  # announced, in order
+        self._lock = threading.Lock()
+
+    def remember(self, tokens: Tokens, hashes: Hashes) -> None:
+        """Blocks that may be published soon; tokens are copied."""
+        path, kept = hashes.copy(), tokens.copy()
+        with self._lock:
+            for index, block_hash in enumerate(path.tolist()):
+                self._known[block_hash] = _Block(path, kept, index)
+                self._known.move_to_end(block_hash)
+
+    def translate(self, events: RingEvents) -> list[KVEvent]:
+        """Announcements for ring events, neighbours joined."""
+        with self._lock:
+            result: list[KVEvent] = []
+            for kind, block_hash in zip(events.kinds.tolist(), events.hashes.tolist(), strict=True):
+                self._apply(kind, block_hash, result)
+            return result + self._forget_oldest()
+
+    def forget(self) -> list[KVEvent]:
+        """The engine's blocks are worth nothing any more, though they may still be in the tree."""
+        with self._lock:
+            self._live.clear()
+            self._known.clear()
+            return [AllBlocksCleared()]
+
+    def announce_again(self, present: Callable[[Hashes], int]) -> list[KVEvent]:
+        """Clear, and announce what is in the tree of the blocks whose tokens are known."""
+        with self._lock:
+            self._live.clear()
+            result: list[KVEvent] = [AllBlocksCleared()]
+            for block in self._present(present):
+                self._store(block, result)
+            return result
+
+    def _present(self, present: Callable[[Hashes], int]) -> list[_Block]:
+        by_path: dict[int, list[_Block]] = {}
+        for block in self._known.values():
+            by_path.setdefault(id(block.path), []).append(block)
+        found = []
+        for blocks in by_path.values():
+            num_there = present(blocks[0].path[: max(block.index for block in blocks) + 1])
+            found += [block for block in blocks if block.index < num_there]
+        return found
+
+    def _apply(self, kind: int, block_hash: int, result: list[KVEvent]) -> None:
+        if kind == 0:
+            self._live.clear()
+            result.append(AllBlocksCleared())
+        elif kind > 0 and (block := self._known.get(block_hash)) is not None and block_hash not in self._live:
+            self._store(block, result)
+        elif kind < 0 and block_hash in self._live:
+            del self._live[block_hash]
+            self._remove(block_hash, result)
+
+    def _store(self, block: _Block, result: list[KVEvent]) -> None:
+        block_hash, size = int(block.path[block.index]), self._tokens_per_block
+        self._live[block_hash] = None
+        parent = int(block.path[block.index - 1]) if block.index else None
+        tokens = block.tokens[block.index * size : (block.index + 1) * size].tolist()
+        last = result[-1] if result else None
+        if isinstance(last, BlockStored) and last.block_hashes[-1] == parent:
+            last.block_hashes.append(block_hash)
+            last.token_ids.extend(tokens)
+        else:
+            result.append(BlockStored([block_hash], parent, tokens, size))
+
+    @staticmethod
+    def _remove(block_hash: int, result: list[KVEvent]) -> None:
+        last = result[-1] if result else None
+        if isinstance(last, BlockRemoved):
+            last.block_hashes.append(block_hash)
+        else:
+            result.append(BlockRemoved([block_hash]))
+
+    def _forget_oldest(self) -> list[KVEvent]:
+        """Blocks whose tokens are dropped can be announced no more, so they are withdrawn."""
+        result: list[KVEvent] = []
+        while len(self._known) > self._max_blocks:
+            block_hash, _ = self._known.popitem(last=False)
+            if block_hash in self._live:
+                del self._live[block_hash]
+                self._remove(block_hash, result)
+        return result
+
+
+class EventPump:
+    """Moves events from the region to a collector, on a thread of its own."""
+
+    def __init__(self, tracker: EventTracker, reader: RingReader, collector: EventCollector) -> None:
+        self._tracker = tracker
+        self._reader = reader
+        self._collector = collector
+        self._cursor = -1
+        self._stop = threading.Event()
+        self._reset = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flexkv-events", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after what the region says now."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def clear(self) -> None:
+        """The engine was reset: announce that nothing announced so far counts."""
+        self._reset.set()
+
+    def _run(self) -> None:
+        while True:
+            is_last = self._stop.wait(_POLL_S)
+            try:
+                self._pump()
+            except RadixError as error:
+                logger.debug("no events: %s", error)
+            if is_last:
+                return
+
+    def _pump(self) -> None:
+        events: Sequence[KVEvent] = []
+        ring = self._reader.ring_events(self._cursor)
+        if ring is not None:
+            self._cursor = ring.cursor
+            if ring.overflow:
+                self._tracker.translate(ring)
+                events = self._tracker.announce_again(self._reader.num_present)
+            else:
+                events = self._tracker.translate(ring)
+        if self._reset.is_set():
+            self._reset.clear()
+            events = [*events, *self._tracker.forget()]
+        if events:
+            self._collector(list(events))

@@ -1,0 +1,277 @@
+"""KVManager: what an engine calls.  Tokens in, tokens out; its backend works in blocks.
+
+It is the same object whether the tasks run in this process or in the node's KVServer.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flexkv_radix.backend import Backend
+from flexkv_radix.config import CacheConfig, ModelConfig
+from flexkv_radix.events import EventCollector, EventPump, EventTracker
+from flexkv_radix.hashing import Namespace, hash_tokens
+from flexkv_radix.launching import Launch
+from flexkv_radix.planner import Blocks
+from flexkv_radix.responses import KVResponse, KVResponseStatus
+from flexkv_radix.ring import Hashes
+from flexkv_radix.settings import load_settings
+from flexkv_radix.start import engine_spec, make_backend
+from flexkv_radix.table import Answer
+from flexkv_radix.tokens import Mask, Tokens, as_mask, as_tokens, gpu_blocks_of, token_mask_of, wanted_blocks
+from flexkv_radix.trace import Tracer
+
+logger = logging.getLogger(__name__)
+
+
+class KVManager:
+    """The KV cache of one data-parallel group of an engine.
+
+    server_recv_port: endpoint of the KVServer, where one is used; gpu_register_port: where the ranks'
+    KVTPClients register (ipc://<path>).  Both default to FLEXKV_SERVER_RECV_PORT and what follows from
+    it.  event_collector is called with lists of KV events (events.py).
+
+    If the radix-server refuses this engine, or does not come up in time, the cache is off: matches
+    find nothing, is_ready() is True and `disabled` says why (FLEXKV_STRICT=1: is_ready() raises).
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        dp_client_id: int = 0,
+        server_recv_port: str = "",
+        gpu_register_port: str = "",
+        event_collector: EventCollector | None = None,
+    ) -> None:
+        settings = load_settings()
+        recv_port = server_recv_port or settings.server_recv_port
+        spec = engine_spec(settings, model_config, cache_config, dp_client_id, recv_port, gpu_register_port)
+        self._cache_config = cache_config
+        self._block = cache_config.tokens_per_block
+        self._backend: Backend = make_backend(settings, spec, recv_port)
+        self._weights: tuple[str, ...] = ()
+        self._is_adopted = False
+        self._tracer = Tracer(settings.trace_file_path if settings.enable_trace else "")
+        self._tracker = EventTracker(self._block) if event_collector else None
+        self._pump: EventPump | None = None
+        if self._tracker is not None and event_collector is not None:
+            self._pump = EventPump(self._tracker, self._backend, event_collector)
+
+    # -- life
+
+    def start(self) -> None:
+        """Attach to the radix-server and wait for KV tensors behind the caller's back; returns at once."""
+        self._backend.start()
+        if self._pump is not None:
+            self._pump.start()
+
+    def is_ready(self) -> bool:
+        """True once matches are served, or the cache was turned off.  RuntimeError if start-up failed."""
+        if not self._backend.is_ready():
+            return False
+        if not self._is_adopted and not self._backend.disabled:
+            self._backend.adopt_into(self._cache_config)
+            self._is_adopted = True
+        return True
+
+    @property
+    def disabled(self) -> str:
+        """Why the cache is off; "" if it is not."""
+        return self._backend.disabled
+
+    def shutdown(self) -> None:
+        """End all tasks and leave; other engines are not affected.  A second call does nothing."""
+        if self._pump is not None:
+            self._pump.stop()
+        self._backend.shutdown()
+        self._tracer.close()
+
+    def reset(self, weights: str = "") -> None:
+        """The engine has new weights: nothing stored so far may be found by it again.
+
+        All its tasks are cancelled.  Engines that give the same version share again.  What other
+        engines stored stays theirs (RadixClient.reset() clears the node).
+        """
+        with self._tracer.call("reset", weights=weights):
+            self._weights = (f"weights={weights or uuid.uuid4().hex}",)
+            self._backend.cancel_all()
+            if self._pump is not None:
+                self._pump.clear()
+
+    # -- matching
+
+    def get_match(
+        self,
+        token_ids: Any,
+        token_mask: Any = None,
+        cpu_only: bool = False,
+        namespace: Namespace = None,
+        swa_aware: bool = False,
+    ) -> tuple[int, Mask]:
+        """Find the longest stored prefix and pin what token_mask wants of it.
+
+        token_ids: [n] integers; token_mask: [n] bool, True = not on the GPU (None: all).  Returns the
+        task and a mask [n] of the tokens that launch() will load.  cpu_only: there is no other tier.
+        swa_aware: only as far as the sliding window is stored too; then launch() also takes
+        swa_slot_mappings, for the last window's worth of the tokens loaded.
+        """
+        with self._tracer.call("get_match") as trace:
+            tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
+            task_id, blocks = self._backend.get_match(hashes, len(tokens), wanted, swa=swa_aware)
+            trace.update(task_id=task_id, num_tokens=len(tokens), num_blocks=len(blocks))
+            return task_id, token_mask_of(blocks, self._block, len(tokens))
+
+    def put_match(
+        self,
+        token_ids: Any,
+        token_mask: Any = None,
+        namespace: Namespace = None,
+        swa_aware: bool = False,
+    ) -> tuple[int, Mask]:
+        """Stage slots for the blocks that are not stored yet.
+
+        Returns the task and a mask [n] of the tokens that launch() will store: fewer than are missing if
+        space is short.  With swa_aware the task also waits for launch() when only the window is missing.
+        """
+        with self._tracer.call("put_match") as trace:
+            tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
+            if self._tracker is not None:
+                self._tracker.remember(tokens, hashes)
+            task_id, blocks = self._backend.put_match(hashes, len(tokens), wanted, swa=swa_aware)
+            trace.update(task_id=task_id, num_tokens=len(tokens), num_blocks=len(blocks))
+            return task_id, token_mask_of(blocks, self._block, len(tokens))
+
+    def prefetch_async(self, token_ids: Any, namespace: Namespace = None, swa_aware: bool = False) -> int:
+        """Bring blocks of other nodes here; the response's mask says what is here then."""
+        with self._tracer.call("prefetch_async") as trace:
+            tokens, hashes, _ = self._blocks_of(token_ids, None, namespace)
+            task_id = self._backend.prefetch(hashes, len(tokens), swa=swa_aware)
+            trace.update(task_id=task_id, num_tokens=len(tokens))
+            return task_id
+
+    def _blocks_of(
+        self, token_ids: Any, token_mask: Any, namespace: Namespace
+    ) -> tuple[Tokens, Hashes, Blocks]:
+        tokens = as_tokens("token_ids", token_ids)
+        mask = as_mask(token_mask, len(tokens))
+        names = (*self._weights, *namespace) if namespace else self._weights
+        hashes = hash_tokens(tokens, self._block, names)
+        return tokens, hashes, wanted_blocks(mask, self._block, len(hashes))
+
+    # -- moving
+
+    def launch(
+        self,
+        task_ids: int | Sequence[int],
+        slot_mappings: Any,
+        swa_slot_mappings: Any = None,
+        as_batch: bool = False,
+        layerwise_transfer: bool = False,
+        counter_id: int = 0,
+    ) -> list[int]:
+        """Start the transfers of matched tasks.
+
+        slot_mappings: for each task a GPU slot for each token of its mask, in order; whole blocks.
+        swa_slot_mappings: for each task None, or slots for the last blocks of its window.  as_batch:
+        several tasks of one kind become a new one.  layerwise_transfer: loads signal the eventfds of
+        counter_id layer by layer.  Returns the ids to wait for.  ValueError, and no task is changed, if
+        something does not fit.
+        """
+        ids, mappings = _listed(task_ids), slot_mappings
+        if isinstance(task_ids, (int, np.integer)) and not isinstance(slot_mappings, (list, tuple)):
+            mappings = [slot_mappings]
+        swa_mappings = swa_slot_mappings if swa_slot_mappings is not None else [None] * len(ids)
+        if not len(ids) == len(mappings) == len(swa_mappings):
+            raise ValueError(
+                f"slot_mappings: {len(mappings)} and swa_slot_mappings: {len(swa_mappings)} given "
+                f"for {len(ids)} tasks"
+            )
+        with self._tracer.call(
+            "launch", task_ids=ids, as_batch=as_batch, layerwise=layerwise_transfer
+        ) as trace:
+            launches = [
+                Launch(
+                    task_id,
+                    gpu_blocks_of("slot_mappings", full, self._block),
+                    None if swa is None else gpu_blocks_of("swa_slot_mappings", swa, self._block),
+                )
+                for task_id, full, swa in zip(ids, mappings, swa_mappings, strict=True)
+            ]
+            launched = self._backend.launch(
+                launches, as_batch=as_batch, layerwise=layerwise_transfer, counter_id=counter_id
+            )
+            trace["launched"] = launched
+            return launched
+
+    def get_async(
+        self, token_ids: Any, slot_mapping: Any, token_mask: Any = None, namespace: Namespace = None
+    ) -> int:
+        """get_match and launch in one; slot_mapping: a slot for each token, or for each wanted one."""
+        task_id, mask = self.get_match(token_ids, token_mask, namespace=namespace)
+        return self._launch_moved(task_id, mask, slot_mapping, token_mask)
+
+    def put_async(
+        self, token_ids: Any, slot_mapping: Any, token_mask: Any = None, namespace: Namespace = None
+    ) -> int:
+        """put_match and launch in one; slot_mapping: a slot for each token, or for each wanted one."""
+        task_id, mask = self.put_match(token_ids, token_mask, namespace=namespace)
+        return self._launch_moved(task_id, mask, slot_mapping, token_mask)
+
+    def _launch_moved(self, task_id: int, moved: Mask, slot_mapping: Any, token_mask: Any) -> int:
+        try:
+            slots = as_tokens("slot_mapping", slot_mapping)
+            wanted = as_mask(token_mask, len(moved))
+            if wanted is not None and len(slots) != len(moved):
+                moved = moved[wanted]
+            if len(slots) != len(moved):
+                raise ValueError(f"slot_mapping: {len(slots)} slots given for {len(moved)} tokens")
+            self.launch([task_id], [slots[moved]])
+        except BaseException:
+            self.cancel([task_id])
+            raise
+        return task_id
+
+    # -- answers
+
+    def try_wait(self, task_ids: int | Sequence[int]) -> dict[int, KVResponse]:
+        """Responses of the tasks that are over; a task is forgotten with its response."""
+        return self._responses(self._backend.poll(_listed(task_ids)))
+
+    def wait(
+        self, task_ids: int | Sequence[int], timeout: float = 20.0, completely: bool = False
+    ) -> dict[int, KVResponse]:
+        """Responses of all tasks, TIMEOUT for those that still run after timeout seconds.
+
+        completely changes nothing: a task is over when all of it is.
+        """
+        ids = _listed(task_ids)
+        with self._tracer.call("wait", task_ids=ids) as trace:
+            responses = self._responses(self._backend.wait(ids, timeout))
+            trace["status"] = {task_id: response.status.value for task_id, response in responses.items()}
+            return responses
+
+    def cancel(self, task_ids: int | Sequence[int]) -> None:
+        """Give tasks up.  One whose transfer runs answers when that is over."""
+        with self._tracer.call("cancel", task_ids=_listed(task_ids)):
+            self._backend.cancel(_listed(task_ids))
+
+    def _responses(self, answers: dict[int, Answer]) -> dict[int, KVResponse]:
+        return {task_id: self._response(task_id, answer) for task_id, answer in answers.items()}
+
+    def _response(self, task_id: int, answer: Answer) -> KVResponse:
+        masks = [token_mask_of(member.blocks, self._block, member.num_tokens) for member in answer.members]
+        if answer.status in (KVResponseStatus.NOT_FOUND, KVResponseStatus.TIMEOUT):
+            return KVResponse(answer.status, task_id, error=answer.error)
+        return KVResponse(answer.status, task_id, masks[0] if len(masks) == 1 else masks, answer.error)
+
+
+def _listed(task_ids: int | Sequence[int]) -> list[int]:
+    return (
+        [int(task_ids)] if isinstance(task_ids, (int, np.integer)) else [int(task_id) for task_id in task_ids]
+    )

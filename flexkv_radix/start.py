@@ -1,0 +1,56 @@
+"""How a KVManager gets its task engine: from configuration and settings to a backend."""
+
+from __future__ import annotations
+
+import logging
+
+from flexkv_radix.attach import expected_geometry
+from flexkv_radix.backend import Backend
+from flexkv_radix.config import CacheConfig, ModelConfig, register_endpoint
+from flexkv_radix.layerwise import build_layerwise_eventfd_socket_path
+from flexkv_radix.settings import FlexKVSettings, warn_once
+from flexkv_radix.spec import EngineSpec
+from flexkv_radix.tasks import KVTaskEngine
+from flexkv_radix.transfer.protocol import LayerwiseSocket
+
+logger = logging.getLogger(__name__)
+
+
+def gpu_register_port_of(server_recv_port: str) -> str:
+    """Where ranks register unless told otherwise."""
+    return f"{server_recv_port}_gpu_register"
+
+
+def engine_spec(
+    settings: FlexKVSettings, model_config: ModelConfig, cache_config: CacheConfig,
+    dp_client_id: int, server_recv_port: str, gpu_register_port: str,
+) -> EngineSpec:  # fmt: skip
+    """What the task engine of one data-parallel group is started with."""
+    if cache_config.cpu_cache_gb:
+        warn_once("cpu_cache_gb has no effect: the size of the cache is radix-server's --data-bytes")
+    sockets: tuple[LayerwiseSocket, ...] = ()
+    if settings.enable_layerwise_transfer:
+        sockets = tuple(
+            LayerwiseSocket(build_layerwise_eventfd_socket_path(dp_client_id, pp_rank, model_config), pp_rank)
+            for pp_rank in range(model_config.pp_size)
+        )
+    return EngineSpec(
+        radix_server_name=settings.radixshmem_server_name,
+        geometry=expected_geometry(model_config, cache_config),
+        num_ranks=model_config.num_ranks,
+        register_endpoint=register_endpoint(
+            gpu_register_port or gpu_register_port_of(server_recv_port), dp_client_id
+        ),
+        dp_client_id=dp_client_id,
+        layerwise_sockets=sockets,
+        copy_threads=settings.copy_threads,
+        thread_blocks=settings.transfer_thread_blocks,
+        attach_timeout_s=settings.attach_timeout_s,
+        task_ttl_s=settings.task_ttl_s,
+        strict=settings.strict,
+    )
+
+
+def make_backend(settings: FlexKVSettings, spec: EngineSpec, server_recv_port: str) -> Backend:
+    """The task engine itself, or a client of the node's KVServer where settings ask for one."""
+    return KVTaskEngine(spec)

@@ -1,0 +1,264 @@
+"""KVTaskEngine: the tasks of one data-parallel group, in block numbers.
+
+    caller's threads   match, stage, bind, submit; wait in the table        (this file)
+    engine's thread    attach, start the worker, results -> answers         (driver.py)
+
+An error of the cache is a miss or a FAILED task, never an exception in the engine's request path.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from flexkv_radix.attach import adopt_radix_server
+from flexkv_radix.config import CacheConfig
+from flexkv_radix.driver import Driver
+from flexkv_radix.hold import Hold
+from flexkv_radix.launching import Launch, check_launch, num_window_blocks, window_tail
+from flexkv_radix.lifecycle import Member, Task, TaskKind
+from flexkv_radix.matching import Matched, match_get, match_put, window_transfer
+from flexkv_radix.metrics import Metrics, Pools
+from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge
+from flexkv_radix.ring import Hashes, RingEvents
+from flexkv_radix.spec import EngineSpec
+from flexkv_radix.table import Answer, Entry, TaskTable
+from flexkv_radix.tier import CacheEngineRadixShmem
+from flexkv_radix.transfer.protocol import TransferOp
+from radixshmem import COMPONENT_MASK_FULL, COMPONENT_MASK_SWA, ComponentType, RadixError
+
+logger = logging.getLogger(__name__)
+
+
+class KVTaskEngine:
+    """on_change is called, on any thread, when tasks may have ended or readiness changed."""
+
+    def __init__(self, spec: EngineSpec, *, on_change: Callable[[], None] = lambda: None) -> None:
+        self._table = TaskTable(spec.task_ttl_s)
+        self.metrics = Metrics(spec.dp_client_id, pools=self._pool_counts)
+        self._driver = Driver(spec, self._table, self.metrics, on_change)
+        self._warned_about = ""
+
+    # -- life
+
+    def start(self) -> None:
+        """Attach and start the worker behind the caller's back; returns at once."""
+        self._driver.start()
+
+    def is_ready(self) -> bool:
+        """True when matches are served, and also when the cache was turned off.
+
+        RuntimeError with the cause if the worker could not start, or if strict and the cache was refused.
+        """
+        failure = self._driver.failure
+        if failure is not None:
+            raise RuntimeError(f"the KV cache could not start: {failure}") from failure
+        return self.tier is not None or bool(self.disabled)
+
+    @property
+    def tier(self) -> CacheEngineRadixShmem | None:
+        """The tier while matches are served."""
+        return self._driver.tier
+
+    @property
+    def disabled(self) -> str:
+        """Why the cache is off; "" if it is not."""
+        return self._driver.disabled
+
+    def shutdown(self) -> None:
+        """Stop the worker, end all tasks, give everything back.  A second call does nothing."""
+        self._driver.stop()
+
+    def adopt_into(self, cache_config: CacheConfig) -> None:
+        """Take the server's counts over into cache_config; does nothing while the cache is off."""
+        if (tier := self.tier) is not None:
+            adopt_radix_server(tier.client, cache_config)
+
+    # -- matching
+
+    def get_match(
+        self, hashes: Hashes, num_tokens: int, wanted: Blocks, *, swa: bool = False
+    ) -> tuple[int, Blocks]:
+        """Match and pin; the task waits for launch() with the blocks returned; without any it is over."""
+        task_id, matched, tier = self._table.new_id(), Matched(), self.tier
+        if tier is not None and len(hashes):
+            try:
+                matched = match_get(tier, hashes, wanted, swa=swa)
+            except RadixError as error:
+                self._match_failed(error)
+        with self._table.changed:
+            self.metrics.hit_blocks += matched.hit
+            self.metrics.miss_blocks += len(hashes) - matched.hit
+            self._add(task_id, TaskKind.GET, num_tokens, matched)
+        return task_id, matched.blocks
+
+    def put_match(
+        self, hashes: Hashes, num_tokens: int, wanted: Blocks, *, swa: bool = False
+    ) -> tuple[int, Blocks]:
+        """Match, pin and stage slots for what is missing; fewer blocks than that if space is short.
+
+        The task FAILED if there is no space at all.  With swa, a task whose blocks are all there still
+        waits for launch() if its window is not.
+        """
+        task_id, matched, tier, error = self._table.new_id(), Matched(), self.tier, ""
+        if tier is not None and len(hashes):
+            try:
+                matched = match_put(tier, hashes, wanted, swa=swa)
+            except RadixError as radix_error:
+                error = str(radix_error)
+                self._match_failed(radix_error)
+        if matched.num_missing and not matched.needs_launch:
+            error = f"no slot for any of {matched.num_missing} blocks: everything is pinned or staged"
+        with self._table.changed:
+            self.metrics.allocated_blocks += matched.num_taken
+            self.metrics.no_space_blocks += matched.num_missing
+            self._add(task_id, TaskKind.PUT, num_tokens, matched, error)
+        return task_id, matched.blocks
+
+    def prefetch(self, hashes: Hashes, num_tokens: int, *, swa: bool = False) -> int:
+        """Start to bring blocks of other nodes; the task runs until they are here."""
+        task_id, tier, matched, error = self._table.new_id(), self.tier, Matched(), ""
+        if tier is not None and len(hashes):
+            mask = COMPONENT_MASK_FULL | (COMPONENT_MASK_SWA if swa and tier.swa_window_blocks else 0)
+            try:
+                job = tier.client.pull_async(hashes, mask, block=False)
+                matched = Matched(Hold(job=job), needs_launch=True)
+            except (RadixError, TimeoutError) as pull_error:
+                error = str(pull_error)
+        with self._table.changed:
+            entry = self._add(task_id, TaskKind.PREFETCH, num_tokens, matched, error)
+            if matched.needs_launch:
+                entry.task.launched(1)
+                entry.task.submitted()
+        if matched.needs_launch:
+            self._driver.add_job(entry)
+        return task_id
+
+    def _add(self, task_id: int, kind: TaskKind, num_tokens: int, matched: Matched, error: str = "") -> Entry:
+        """Enter a task; it is over if it needs no launch.  Wants the table's lock."""
+        now_s = time.monotonic()
+        task = Task(task_id, kind, (Member(num_tokens, matched.blocks),), matched.transfers, now_s)
+        entry = Entry(task, matched.hold)
+        if not matched.needs_launch:
+            task.finish(error, now_s)
+        self._table.add(entry)
+        return entry
+
+    def _match_failed(self, error: RadixError) -> None:
+        self.metrics.match_errors += 1
+        if str(error) != self._warned_about:
+            self._warned_about = str(error)
+            logger.warning("the KV cache cannot be asked, which counts as a miss: %s", error)
+
+    # -- launching
+
+    def launch(
+        self,
+        launches: Sequence[Launch],
+        *,
+        as_batch: bool = False,
+        layerwise: bool = False,
+        counter_id: int = 0,
+    ) -> list[int]:
+        """Start the transfers of matched tasks; with as_batch several become one new task.
+
+        Returns the ids to wait for.  ValueError, and nothing changed, for an unknown task, one launched
+        before, lengths that do not fit, or a batch of GETs and PUTs.
+        """
+        with self._table.changed:
+            entries = self._launchable(launches, as_batch)
+            bound = [self._bind(entry, launch) for entry, launch in zip(entries, launches, strict=True)]
+            if as_batch and len(entries) > 1:
+                entries, bound = [self._merge(entries)], [merge(pair for pairs in bound for pair in pairs)]
+            ops: list[TransferOp] = []
+            for entry, pairs in zip(entries, bound, strict=True):
+                ops += self._driver.register(entry, pairs, layerwise=layerwise, counter_id=counter_id)
+        if ops:
+            self._driver.submit(ops)
+        return [entry.task.task_id for entry in entries]
+
+    def _launchable(self, launches: Sequence[Launch], as_batch: bool) -> list[Entry]:
+        """Entries of launches, everything checked that could be refused."""
+        entries = []
+        for launch in launches:
+            entry = self._table.get(launch.task_id)
+            if entry is None:
+                raise ValueError(f"task_ids: task {launch.task_id} is not known, or was answered before")
+            check_launch(entry, launch, self.tier.swa_window_blocks if self.tier else 0)
+            entries.append(entry)
+        if len({entry.task.task_id for entry in entries}) < len(entries):
+            raise ValueError(f"task_ids: a task is named twice: {[launch.task_id for launch in launches]}")
+        if as_batch and len({entry.task.kind for entry in entries}) > 1:
+            raise ValueError("as_batch: GETs and PUTs cannot become one task; launch them apart")
+        return entries
+
+    def _bind(self, entry: Entry, launch: Launch) -> list[tuple[Transfer, BlockIds]]:
+        """Pair a task's transfers with the engine's blocks, which check_launch() found to fit."""
+        task, tier = entry.task, self.tier
+        if task.state.is_terminal:  # a miss, or it ended meanwhile: its answer says so
+            return []
+        transfers = list(task.transfers)
+        if task.kind is TaskKind.PUT and launch.swa_blocks is not None and tier is not None:
+            transfers.append(window_transfer(tier, entry.hold, num_window_blocks(launch, tier)))
+        given = [launch.gpu_blocks, *(window_tail(launch, len(t.slots)) for t in transfers[1:])]
+        return bind(transfers, given)
+
+    def _merge(self, entries: Sequence[Entry]) -> Entry:
+        """One task with the members and holds of all, which are forgotten."""
+        members = tuple(member for entry in entries for member in entry.task.members)
+        task = Task(self._table.new_id(), entries[0].task.kind, members, (), time.monotonic())
+        merged = Entry(task, Hold.joined(entry.hold for entry in entries))
+        for entry in entries:
+            self._table.forget(entry.task.task_id)
+        self._table.add(merged)
+        return merged
+
+    # -- answers
+
+    def poll(self, task_ids: Sequence[int]) -> dict[int, Answer]:
+        """Answers of those that are over; unlaunched and running ones are left out."""
+        answers, _ = self._table.answers(task_ids)
+        return {task_id: answer for task_id, answer in answers.items() if answer.status.is_terminal}
+
+    def answers(self, task_ids: Sequence[int]) -> tuple[dict[int, Answer], list[int]]:
+        """(answers of all that do not run, ids of those that do)."""
+        return self._table.answers(task_ids)
+
+    def wait(self, task_ids: Sequence[int], timeout_s: float) -> dict[int, Answer]:
+        """Answers of all; TIMEOUT for those that still run after timeout_s."""
+        return self._table.wait(task_ids, timeout_s)
+
+    def cancel(self, task_ids: Sequence[int]) -> None:
+        """Unlaunched tasks end now, running ones with their transfers; others stay as they are."""
+        with self._table.changed:
+            for task_id in task_ids:
+                if (entry := self._table.get(task_id)) is not None:
+                    self._driver.cancel(entry)
+
+    def cancel_all(self) -> None:
+        """Cancel whatever is not over."""
+        with self._table.changed:
+            for entry in self._table.unfinished():
+                self._driver.cancel(entry)
+
+    # -- looking
+
+    def ring_events(self, cursor: int) -> RingEvents | None:
+        """What the region says since cursor (events.py)."""
+        tier = self.tier
+        return None if tier is None else tier.ring_events(cursor)
+
+    def num_present(self, hashes: Hashes) -> int:
+        """Blocks of a path that are in the tree."""
+        tier = self.tier
+        return 0 if tier is None else tier.num_present(hashes)
+
+    def _pool_counts(self) -> dict[ComponentType, Pools]:
+        if (tier := self.tier) is None:
+            return {}
+        client = tier.client
+        pools = {ComponentType.FULL: Pools(client.mempool_total(), client.mempool_free())}
+        if tier.swa_window_blocks:
+            pools[ComponentType.SWA] = Pools(client.swa_mempool_total(), client.swa_mempool_free())
+        return pools

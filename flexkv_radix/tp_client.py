@@ -1,0 +1,134 @@
+"""KVTPClient: how a rank hands its KV tensors to the transfer worker of its engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flexkv_radix.config import register_endpoint
+from flexkv_radix.layout import BlockLayout, KVCacheLayout
+from flexkv_radix.transfer.protocol import RankPlace, RegisterRank
+from flexkv_radix.transfer.registration import Registration, register_rank
+from radixshmem import ComponentType
+
+if TYPE_CHECKING:
+    import torch
+
+    from flexkv_radix.rank_parts import Group
+
+logger = logging.getLogger(__name__)
+
+# Longer than a KVManager waits for the radix-server, before which no worker listens.
+_REGISTER_TIMEOUT_S = 900.0
+_RECHECK_S = 0.5
+
+
+class KVTPClient:
+    """One rank of an engine.
+
+    gpu_register_port and dp_client_id are the KVManager's.  Within a pipeline stage the order of
+    (intra_client_id, device_id) decides which share of a slot is this rank's, so it has to be the same
+    in all engines that share a node's cache.
+    """
+
+    def __init__(
+        self,
+        gpu_register_port: str,
+        dp_client_id: int,
+        device_id: int,
+        pp_rank: int = 0,
+        intra_client_id: int = 0,
+    ) -> None:
+        self._endpoint = register_endpoint(gpu_register_port, dp_client_id)
+        self._place = RankPlace(dp_client_id, pp_rank, (intra_client_id << 16) + device_id)
+        self._stop = threading.Event()
+        self._registered = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._tensors: Sequence[torch.Tensor] = ()  # what was shared lives as long as they do
+        self.error = ""  # why the worker, or waiting for it, failed
+
+    def register_to_server(
+        self,
+        kv_caches: Any,
+        kv_layout: BlockLayout | Sequence[BlockLayout],
+        indexer_buffers: Sequence[torch.Tensor] | None = None,
+        indexer_layout: KVCacheLayout | None = None,
+        swa_kv_caches: Any = None,
+        swa_kv_layout: BlockLayout | Sequence[BlockLayout] | None = None,
+    ) -> None:
+        """Share this rank's KV tensors; returns at once, the worker may come up later.
+
+        kv_caches: the tensors that kv_layout describes, or for several layouts (groups of layers with
+        their own shapes) a list of lists.  indexer_buffers: one more group, whose layer i travels with
+        layer i of the first.  swa_*: tensors of the sliding-window component.
+
+        CPU tensors are moved to shared memory in place.  ValueError if tensors and layout do not fit.
+        The tensors must not be freed before close().
+        """
+        from flexkv_radix.rank_parts import groups_of, rank_parts  # torch, which a scheduler may lack
+
+        groups = {ComponentType.FULL: groups_of("kv_caches", kv_caches, kv_layout)}
+        if indexer_buffers:
+            if indexer_layout is None:
+                raise ValueError("indexer_layout: missing, but indexer_buffers are given")
+            groups[ComponentType.FULL] += groups_of("indexer_buffers", indexer_buffers, indexer_layout)
+        if swa_kv_caches is not None:
+            if swa_kv_layout is None:
+                raise ValueError("swa_kv_layout: missing, but swa_kv_caches are given")
+            groups[ComponentType.SWA] = groups_of("swa_kv_caches", swa_kv_caches, swa_kv_layout)
+        self._share(groups, rank_parts)
+
+    def _share(self, groups: dict[ComponentType, list[Group]], rank_parts: Any) -> None:
+        from flexkv_radix.transfer.tensors import share_tensors
+
+        if self._thread is not None:
+            raise RuntimeError(
+                "this rank has registered its KV tensors before; close() and make a new KVTPClient"
+            )
+        self._tensors = [tensor for group in groups.values() for tensors, _ in group for tensor in tensors]
+        shared = share_tensors(self._tensors)
+        parts = rank_parts(groups, shared.views)
+        rank = RegisterRank(self._place, shared.storages, parts, device_uuid=shared.device_uuid)
+        self._thread = threading.Thread(
+            target=self._keep_registered, args=(rank, shared.fds), name="flexkv-register", daemon=True
+        )
+        self._thread.start()
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Whether the worker has taken the tensors, within timeout_s.  RuntimeError if it refused them."""
+        self._registered.wait(timeout_s)
+        if self.error:
+            raise RuntimeError(self.error)
+        return self._registered.is_set()
+
+    def close(self) -> None:
+        """Withdraw the tensors; they may be freed afterwards.  A second call does nothing."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2 * _RECHECK_S)
+        self._tensors = ()
+
+    def _keep_registered(self, rank: RegisterRank, fds: Sequence[int]) -> None:
+        """Register, and again whenever the worker was replaced."""
+        while not self._stop.is_set():
+            registration = self._register(rank, fds)
+            if registration is None:
+                return
+            self._registered.set()
+            while registration.is_alive() and not self._stop.wait(_RECHECK_S):
+                pass
+            registration.close()
+            self._registered.clear()
+
+    def _register(self, rank: RegisterRank, fds: Sequence[int]) -> Registration | None:
+        try:
+            return register_rank(self._endpoint, rank, fds, _REGISTER_TIMEOUT_S)
+        except (OSError, RuntimeError) as error:
+            self.error = str(error)
+            self._registered.set()
+            if not self._stop.is_set():
+                logger.warning("%s: KV tensors are not registered, the engine runs without its cache: %s",
+                               rank.place, error)  # fmt: skip
+            return None

@@ -233,7 +233,7 @@ class LayerGroupSpec:
     def block_bytes(self, tokens_per_block: int) -> int:
         """Bytes of one block of this group."""
         if tokens_per_block % self.tokens_per_entry:
-            raise ValueError(f"tokens_per_entry: {self.tokens_per_entry} does not divide {tokens_per_block} tokens")
+            raise ValueError(f"tokens_per_entry: {self.tokens_per_entry} does not divide {tokens_per_block}")
         entries = tokens_per_block // self.tokens_per_entry
         return self.num_layers * self.kv_dim * entries * self.num_kv_heads * self.head_size * self.itemsize
 

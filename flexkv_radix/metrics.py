@@ -31,7 +31,7 @@ class Pools:
     free: int
 
 
-@dataclass
+@dataclass(eq=False)  # a registry tells collectors apart by identity
 class Metrics:
     """Counters of one task engine.
 

@@ -1,0 +1,1 @@
+"""FlexKV's import names, answered by flexkv_radix."""

@@ -1,0 +1,5 @@
+"""flexkv.common.storage"""
+
+from flexkv_radix.layout import KVCacheLayout, KVCacheLayoutType
+
+__all__ = ["KVCacheLayout", "KVCacheLayoutType"]

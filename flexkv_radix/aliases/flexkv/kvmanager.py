@@ -1,0 +1,5 @@
+"""flexkv.kvmanager"""
+
+from flexkv_radix.manager import KVManager
+
+__all__ = ["KVManager"]

@@ -1,0 +1,5 @@
+"""flexkv.transfer_manager"""
+
+from flexkv_radix.connectors.sglang.flexkv_config import TransferManagerOnRemote
+
+__all__ = ["TransferManagerOnRemote"]

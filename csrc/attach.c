@@ -232,6 +232,8 @@ int rs_attach(int fd, const char *label, rs_client **out)
         return rc;
     }
     register_handle(c);
+    if (rs_ld(&c->v.hdr->draining))
+        (void)rs_drain_all(c); /* a dead client's pins held an old root; BUSY leaves it to the next verb */
     *out = c;
     return RS_OK;
 }

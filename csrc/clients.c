@@ -201,7 +201,8 @@ static int close_batch(rs_view *v, uint32_t client, void *arg)
 {
     clearing *k = arg;
     rs_client_shm *entry = &v->clients[client];
-    if (rs_ld(&entry->device) && rs_ld(&entry->state) == RS_CLIENT_ACTIVE && entry_has_staged(v, client)) {
+    if (k->dead && rs_ld(&entry->device) && rs_ld(&entry->state) == RS_CLIENT_ACTIVE &&
+        entry_has_staged(v, client)) {
         rs_set64(v, &entry->deadline_ns, rs_now_ns() + v->config.reap_quarantine_ns);
         rs_set32(v, &entry->state, RS_CLIENT_DYING);
         k->out->dying++;

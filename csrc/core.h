@@ -177,7 +177,7 @@ RS_HIDDEN uint32_t rs_policy_levels(uint32_t policy);
 RS_HIDDEN void rs_enter_young_locked(rs_view *v, uint32_t component, rs_slot s, bool used);
 RS_HIDDEN void rs_enter_old_locked(rs_view *v, uint32_t component, rs_slot s, uint32_t level, uint32_t stamp);
 RS_HIDDEN void rs_leave_locked(rs_view *v, uint32_t component, rs_slot s);
-/* Move s (passed over) to the young end of its list without counting it as used. */
+/* Move s (passed over, since it may not go now) behind all others. */
 RS_HIDDEN void rs_pass_over_locked(rs_view *v, uint32_t component, rs_slot s);
 /* Next victim, after giving touched entries at the old end their second chance; at most *steps
  * entries are looked at (*steps is lowered).  RS_NONE: no entry, no steps left, or v->full. */

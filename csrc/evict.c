@@ -124,10 +124,9 @@ void rs_enter_old_locked(rs_view *v, uint32_t component, rs_slot s, uint32_t lev
 
 void rs_pass_over_locked(rs_view *v, uint32_t component, rs_slot s)
 {
-    rs_pool_view *p = &v->pool[component];
-    uint32_t level = level_of(v, p, s);
+    /* The highest level: left in the lowest, it would stand before all entries of higher ones. */
     rs_leave_locked(v, component, s);
-    push_young(v, p, s, level);
+    push_young(v, &v->pool[component], s, policy_of(v)->num_levels - 1u);
 }
 
 /* Clock values wrap; entries idle for 2^31 batches may be taken for used once. */

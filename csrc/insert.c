@@ -25,35 +25,44 @@ typedef struct job {
     int32_t path[1];             /* n entries: the blocks of the hit, then what was linked */
 } job;
 
-/* Recycle all slots that are not in the tree yet, from position done on. */
-static int reject(job *j, uint32_t error, uint32_t done)
+/* Recycle slots[0..n), which this insert checked; after BUSY only *num_done of them. */
+static int recycle(job *j, const int32_t *slots, uint32_t n, uint32_t *num_done)
 {
-    uint32_t recycled = 0, left = j->m - done;
-    memcpy(j->unused + j->out->num_unused, j->slots + done, left * sizeof *j->slots);
-    j->out->num_unused += left;
-    j->out->error = error;
-    uint32_t num_inserted = j->out->num_inserted;
-    j->out->num_inserted = 0;
-    bool keep = (j->flags & RS_INSERT_KEEP_UNUSED) && error != RS_INSERT_STALE_GENERATION;
-    if (keep)
-        return RS_OK;
-    for (uint32_t at = done; at < j->m; at += recycled) {
-        recycled = rs_min(j->m - at, RS_BATCH);
+    for (*num_done = 0; *num_done < n;) {
+        uint32_t num = rs_min(n - *num_done, RS_BATCH);
         int rc = rs_verb_begin(j->c);
-        if (rc == RS_OK) {
-            rs_unstage_locked(&j->c->v, j->c->v.me, j->component, j->slots + at, recycled);
-            rc = rs_verb_end(j->c, RS_OK);
-        }
-        if (rc == RS_EBUSY) { /* the rest is still staged, and reported so */
-            j->out->num_unused -= j->m - at;
-            j->out->num_inserted = num_inserted;
-            j->out->error = RS_INSERT_BUSY;
-            return RS_OK;
-        }
         if (rc != RS_OK)
             return rc;
+        rs_unstage_locked(&j->c->v, j->c->v.me, j->component, slots + *num_done, num);
+        rc = rs_verb_end(j->c, RS_OK);
+        if (rc != RS_OK)
+            return rc;
+        *num_done += num;
     }
     return RS_OK;
+}
+
+/* Nothing (more) is published: all slots from position done on are unused. */
+static int reject(job *j, uint32_t error, uint32_t done)
+{
+    rs_insert_result *out = j->out;
+    uint32_t earlier = out->num_unused, num_done, left = j->m - done;
+    bool keep = j->flags & RS_INSERT_KEEP_UNUSED;
+    memcpy(j->unused + earlier, j->slots + done, left * sizeof *j->slots);
+    if (keep && error != RS_INSERT_STALE_GENERATION)
+        left = 0;
+    int rc = recycle(j, j->slots + done, left, &num_done);
+    if (rc == RS_EBUSY) { /* the rest is still staged, and reported so */
+        out->num_unused += num_done;
+        out->error = RS_INSERT_BUSY;
+        return RS_OK;
+    }
+    out->num_unused = earlier + j->m - done;
+    out->num_inserted = 0;
+    out->error = error;
+    if (rc == RS_OK && keep && error == RS_INSERT_STALE_GENERATION)
+        rc = recycle(j, j->unused, earlier, &num_done); /* kept by earlier batches; stale always recycles */
+    return rc == RS_EBUSY ? RS_OK : rc;
 }
 
 static bool stale(const rs_view *v, uint32_t component, const int32_t *slots, uint32_t n)

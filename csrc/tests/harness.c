@@ -15,6 +15,7 @@ enum { MAX_TESTS = 256 };
 static struct { const char *name; void (*run)(void); } tests[MAX_TESTS];
 static int num_tests;
 uint64_t test_seed;
+char test_note[128];
 
 void test_add(const char *name, void (*run)(void))
 {
@@ -30,7 +31,7 @@ void test_fail(const char *file, int line, const char *format, ...)
     va_start(args, format);
     fprintf(stderr, "%s:%d: ", file, line);
     vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
+    fprintf(stderr, " %s\n", test_note);
     va_end(args);
     fflush(NULL);
     abort();

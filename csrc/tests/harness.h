@@ -29,6 +29,8 @@ void test_equal(const char *file, int line, const char *a_text, long long a, con
 extern uint64_t test_seed;
 uint64_t random_next(uint64_t *state);
 static inline uint32_t random_below(uint64_t *state, uint32_t n) { return (uint32_t)((random_next(state) >> 32) * n >> 32); }
+/* Printed with a failure: what a run needs to repeat it. */
+extern char test_note[128];
 /* Number from the environment, for long runs. */
 uint64_t test_setting(const char *name, uint64_t otherwise);
 

@@ -42,6 +42,7 @@ def region(
     event_capacity: int = 4096,
     pins_per_client: int = 64,
     evict_policy: str = "lru",
+    hugepage_path: str = "",
 ) -> Iterator[str]:
     """Name of a READY region; its invariants are proved and it is removed at the end."""
     name = unique_name()
@@ -55,6 +56,7 @@ def region(
         event_capacity=event_capacity,
         pins_per_client=pins_per_client,
         evict_policy=evict_policy,
+        hugepage_path=hugepage_path,
         max_clients=16,
     )
     try:

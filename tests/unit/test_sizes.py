@@ -30,7 +30,25 @@ def test_sizes(text: str | int, num_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["-5", "50%", "64X", "nan", "inf", "", " ", "G", "1.5", "1e9", "64 G", "64Gb b", "64i", "64B", "1.G", ".5G", "٣G"],
+    [
+        "-5",
+        "50%",
+        "64X",
+        "nan",
+        "inf",
+        "",
+        " ",
+        "G",
+        "1.5",
+        "1e9",
+        "64 G",
+        "64Gb b",
+        "64i",
+        "64B",
+        "1.G",
+        ".5G",
+        "٣G",
+    ],
 )
 def test_refused_naming_the_flag(text: str) -> None:
     with pytest.raises(ValueError, match="--data-bytes"):

@@ -152,3 +152,28 @@ def test_a_truncated_store_is_refused(data_name: str) -> None:
     os.truncate(object_path(data_name), 8192)
     with pytest.raises(CorruptRegion):
         SlotStore.attach(data_name, timeout_ms=0)
+
+
+@pytest.fixture
+def hugepage_path(tmp_path: Path) -> Iterator[str]:
+    """A hugetlbfs of its own; needs root, the right to mount, and 8 free huge pages."""
+    meminfo = Path("/proc/meminfo").read_text().split()
+    if int(meminfo[meminfo.index("HugePages_Free:") + 1]) < 8:
+        pytest.skip("fewer than 8 huge pages are free")
+    if os.system(f"mount -t hugetlbfs none {tmp_path}") != 0:
+        pytest.skip("hugetlbfs may not be mounted here")
+    yield str(tmp_path)
+    os.system(f"umount {tmp_path}")
+
+
+def test_a_store_on_huge_pages(hugepage_path: str) -> None:
+    with region(GEOMETRY, data_bytes=8 << 20, swa_ratio=0.25, hugepage_path=hugepage_path) as name:
+        data_name = default_data_name(name)
+        assert os.listdir(hugepage_path) == [data_name[1:]]
+        store = SlotStore.attach(data_name, hugepage_path)
+        assert store.is_hugepage
+        assert store.pool(FULL).offset >= 1 << 21
+        store.array(FULL)[-1] = 3
+        assert bytes(store.slot_view(store.pool(FULL).num_slots - 1)) == bytes([3]) * 5120
+        store.close()
+    assert os.listdir(hugepage_path) == []

@@ -32,7 +32,7 @@ DEFAULT_SOCKET = "/tmp/flexkv_layerwise_eventfd.sock"
 _REPLY_TIMEOUT_S = 30.0
 
 
-class LayerLoadFailed(RuntimeError):
+class LayerLoadFailed(RuntimeError):  # noqa: N818
     """The load failed; layers that were not signalled hold no valid bytes."""
 
 

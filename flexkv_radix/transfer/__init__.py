@@ -1,5 +1,7 @@
 """Moves KV blocks between engine memory and slots, in a subprocess of its own.
 
+Modules:
+
     segments      pure: where the bytes of a block are in an engine's tensors and in its slot
     protocol      the messages between engine, ranks and transfer worker
     wire          framing and file descriptors over Unix sockets

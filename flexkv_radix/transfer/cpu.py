@@ -48,7 +48,9 @@ def _check_views(rank: RegisterRank) -> None:
     for part in rank.parts:
         for view in part.tensors:
             if not 0 <= view.storage < len(rank.storages):
-                raise ValueError(f"{rank.place}: a tensor names storage {view.storage} of {len(rank.storages)}")
+                raise ValueError(
+                    f"{rank.place}: a tensor names storage {view.storage}, {len(rank.storages)} came"
+                )
             if min(view.offset_bytes, view.num_bytes) < 0 or (
                 view.offset_bytes + view.num_bytes > rank.storages[view.storage].num_bytes
             ):
@@ -67,7 +69,7 @@ class _Group:
     """Pieces that are moved, and announced, together: everything, or one layer of one rank."""
 
     pieces: Sequence[tuple[int, Segment]]  # address of the segment's tensor
-    place: RankPlace = RankPlace()
+    place: RankPlace
     layer: int = 0
 
 
@@ -75,11 +77,12 @@ def _pieces(placed: PlacedPart, segments: Iterable[Segment]) -> list[tuple[int, 
     return [(placed.memory.tensor_address(placed.part, segment.tensor), segment) for segment in segments]
 
 
-def _whole(parts: Iterable[PlacedPart]) -> list[_Group]:
-    return [_Group([piece for placed in parts for piece in _pieces(placed, coalesce(placed.part.segments))])]
+def _whole(parts: Sequence[PlacedPart]) -> list[_Group]:
+    pieces = [piece for placed in parts for piece in _pieces(placed, coalesce(placed.part.segments))]
+    return [_Group(pieces, parts[0].place)]
 
 
-def _layers(parts: Iterable[PlacedPart]) -> list[_Group]:
+def _layers(parts: Sequence[PlacedPart]) -> list[_Group]:
     groups = [
         _Group(_pieces(placed, segments), placed.place, segments[0].layer)
         for placed in parts

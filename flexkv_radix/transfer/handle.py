@@ -63,7 +63,9 @@ class TransferHandle:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lease_fd = os.dup(self._lease_fd)
         self._channel = Channel(ours)
-        self._thread = threading.Thread(target=self._keep, args=(theirs, lease_fd), name="transfer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep, args=(theirs, lease_fd), name="transfer", daemon=True
+        )
         self._thread.start()
         self._send(Start(self._config))
 
@@ -73,7 +75,13 @@ class TransferHandle:
         The kernel ends a child when the *thread* that made it dies (PR_SET_PDEATHSIG), so this one
         stays as long as the worker does.
         """
-        command = [sys.executable, "-m", "flexkv_radix.transfer.worker", str(theirs.fileno()), str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "flexkv_radix.transfer.worker",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
         try:
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(), lease_fd), stdin=subprocess.DEVNULL, env=_environment()

@@ -97,7 +97,7 @@ class Lane:
             equipment.placement.check(op)
             layer_fds = equipment.signals.layer_fds(op.counter_id) if op.layerwise else None
             pending = equipment.mover.start(op, layer_fds)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the op failed and the lane goes on
             self._fail(op, equipment, started_ns, error)
         else:
             num_bytes = equipment.placement.moved_bytes(op)
@@ -109,11 +109,13 @@ class Lane:
             try:
                 if not running.pending.is_done():
                     return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - as above
                 self._fail(running.op, running.equipment, running.started_ns, error)
             else:
                 finished_ns = time.monotonic_ns()
-                result = OpResult(running.op.op_id, True, "", running.num_bytes, running.started_ns, finished_ns)
+                result = OpResult(
+                    running.op.op_id, True, "", running.num_bytes, running.started_ns, finished_ns
+                )
                 self._report(result)
             self._running.popleft()
 

@@ -27,7 +27,7 @@ class OpKind(IntEnum):
     D2H = 1  # engine blocks -> slots (store)
 
 
-class TransferDied(RuntimeError):
+class TransferDied(RuntimeError):  # noqa: N818
     """The transfer worker is gone; what it was doing will never complete."""
 
 

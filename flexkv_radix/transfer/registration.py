@@ -29,7 +29,9 @@ class Registration:
         self._channel.close()
 
 
-def register_rank(endpoint: str, rank: RegisterRank, fds: Sequence[int], timeout_s: float = 600.0) -> Registration:
+def register_rank(
+    endpoint: str, rank: RegisterRank, fds: Sequence[int], timeout_s: float = 600.0
+) -> Registration:
     """Register rank with the worker that listens, or will listen, on endpoint.
 
     fds: one per CPU storage, in the order of rank.storages; they stay the caller's.  The memory has

@@ -68,11 +68,15 @@ def check_segments(
         raise ValueError(f"num_blocks: {num_blocks} is not positive")
     for index, s in enumerate(segments):
         if not 0 <= s.tensor < len(tensor_bytes):
-            raise ValueError(f"segments[{index}].tensor: {s.tensor} is not one of {len(tensor_bytes)} tensors")
+            raise ValueError(
+                f"segments[{index}].tensor: {s.tensor} is not one of {len(tensor_bytes)} tensors"
+            )
         if min(s.layer, s.base_bytes, s.slot_offset_bytes) < 0 or s.num_bytes < 1:
             raise ValueError(f"segments[{index}]: negative or empty: {s}")
         if s.block_stride_bytes < s.num_bytes:
-            raise ValueError(f"segments[{index}]: blocks overlap: stride {s.block_stride_bytes} < {s.num_bytes} bytes")
+            raise ValueError(
+                f"segments[{index}]: blocks overlap: stride {s.block_stride_bytes} < {s.num_bytes} bytes"
+            )
         end_bytes = s.base_bytes + (num_blocks - 1) * s.block_stride_bytes + s.num_bytes
         if end_bytes > tensor_bytes[s.tensor]:
             raise ValueError(
@@ -81,7 +85,7 @@ def check_segments(
             )
         if s.slot_offset_bytes + s.num_bytes > slot_bytes:
             raise ValueError(
-                f"segments[{index}]: ends at byte {s.slot_offset_bytes + s.num_bytes} of a slot of {slot_bytes} bytes"
+                f"segments[{index}]: ends at byte {s.slot_offset_bytes + s.num_bytes} of a slot of {slot_bytes}"
             )
 
 

@@ -51,7 +51,7 @@ class LayerSignals:
         try:
             sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             rank, num_layers, num_counters = _receive_shape(sock)
-            for _ in range(num_counters):
+            while len(fds) < num_counters:
                 fds.append(receive_fds(sock, num_layers, COUNTER.size))
             sock.sendall(ACCEPTED)
         except BaseException:
@@ -77,7 +77,9 @@ class LayerSignals:
             raise ValueError(f"counter_id: {counter_id} given, {place} sent {len(events.fds)} counters")
         fds = events.fds[counter_id]
         if len(fds) < self._num_layers[place]:
-            raise ValueError(f"layerwise: {place} sent {len(fds)} eventfds for {self._num_layers[place]} layers")
+            raise ValueError(
+                f"layerwise: {place} sent {len(fds)} eventfds for {self._num_layers[place]} layers"
+            )
         return fds
 
     def _local_rank(self, place: RankPlace) -> int:

@@ -46,7 +46,7 @@ def share_tensors(tensors: Sequence[torch.Tensor]) -> SharedTensors:
         storages = _distinct_storages(tensors)
         torch.cuda.synchronize(device)
         handles = tuple(export_memory(address, storage.nbytes()) for address, storage in storages.items())
-        uuid = Device.of_torch_index(device.index).uuid
+        uuid = Device.at(device.index).uuid
     order = {address: index for index, address in enumerate(storages)}
     return SharedTensors(handles, tuple(_view(tensor, order) for tensor in tensors), fds, uuid)
 
@@ -59,6 +59,6 @@ def _view(tensor: torch.Tensor, order: dict[int, int]) -> TensorView:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return TensorView(
         storage=order[tensor.untyped_storage().data_ptr()],
-        offset_bytes=tensor.storage_offset() * tensor.element_size(),
+        offset_bytes=int(tensor.storage_offset()) * tensor.element_size(),
         num_bytes=(last + 1) * tensor.element_size(),
     )

@@ -1,5 +1,7 @@
 """Messages and file descriptors over Unix stream sockets.
 
+What goes over them:
+
     message   4-byte little-endian length, payload
     fds       batches of at most FDS_PER_BATCH, each with a byte of its own
 """
@@ -146,7 +148,9 @@ def socket_path(endpoint: str) -> str:
     """File of a Unix socket endpoint, given as a path or as ipc://path."""
     path = endpoint.removeprefix("ipc://")
     if not path or "://" in path:
-        raise ValueError(f"endpoint {endpoint!r}: a Unix socket (ipc://<path>) is needed, it carries file descriptors")
+        raise ValueError(
+            f"endpoint {endpoint!r}: a Unix socket is needed (ipc://<path>), for it carries file descriptors"
+        )
     return path
 
 
@@ -156,7 +160,9 @@ def listen(endpoint: str) -> socket.socket:
     if os.path.exists(path):
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
-                raise RuntimeError(f"{path}: another transfer worker listens here; give each engine its own path")
+                raise RuntimeError(
+                    f"{path}: another transfer worker listens here; give each engine its own path"
+                )
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
     try:

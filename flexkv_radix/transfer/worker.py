@@ -9,7 +9,9 @@ staged slots go to others once the lease, of which it holds a dup, is released.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import logging
 import os
 import selectors
@@ -71,7 +73,7 @@ class Worker:
         self._watch(engine.sock, self._serve_engine)
         self._watch(self._listener, self._accept_rank)
         for sock, pp_rank in self._signals.listeners:
-            self._watch(sock, lambda sock=sock, pp_rank=pp_rank: self._accept_eventfds(sock, pp_rank))
+            self._watch(sock, functools.partial(self._accept_eventfds, sock, pp_rank))
         self._is_stopping = False
 
     def run(self) -> None:
@@ -126,30 +128,30 @@ class Worker:
         sock.settimeout(_REGISTRATION_TIMEOUT_S)
         channel = Channel(sock)
         try:
-            self._register(channel)
+            rank, fds = _receive_rank(channel)
         except (OSError, msgspec.MsgspecError) as error:
             logger.warning("a rank's registration broke off: %s", error)
             channel.close()
-        except Exception as error:
-            channel.send(Registered(str(error)))
-            raise
-
-    def _register(self, channel: Channel) -> None:
-        message = channel.receive()
-        if not isinstance(message, Register):
-            raise ConnectionError(f"Register expected, not {type(message).__name__}")
-        rank = message.rank
-        fds = receive_fds(channel.sock, 0 if rank.device_uuid else len(rank.storages))
+            return
         try:
-            memory = _map_rank(rank, fds)
+            placement = self._add_rank(channel, rank, fds)
+        except Exception as error:
+            _reply(channel, str(error))
+            raise
         finally:
             close_fds(fds)
-        self._ranks[channel] = memory
-        self._watch(channel.sock, lambda: self._serve_rank(channel))
-        channel.send(Registered(""))
+        _reply(channel, "")
+        if placement is not None:
+            self._equip(placement)
+
+    def _add_rank(self, channel: Channel, rank: RegisterRank, fds: list[int]) -> Placement | None:
+        """Map a rank's memory; the placement of all ranks if it was the last one."""
+        self._ranks[channel] = _map_rank(rank, fds)
+        self._watch(channel.sock, functools.partial(self._serve_rank, channel))
         logger.info("%s registered, %d of %d", rank.place, len(self._ranks), self._config.num_ranks)
-        if len(self._ranks) == self._config.num_ranks:
-            self._equip()
+        if len(self._ranks) < self._config.num_ranks:
+            return None
+        return place(self._store, list(self._ranks.values()))
 
     def _serve_rank(self, channel: Channel) -> None:
         channel.receive_available()
@@ -161,8 +163,7 @@ class Worker:
         memory.close()
         channel.close()
 
-    def _equip(self) -> None:
-        placement = place(self._store, list(self._ranks.values()))
+    def _equip(self, placement: Placement) -> None:
         self._mover = self._new_mover(placement)
         self._signals.bind(_num_layers(placement))
         self._equipment = Equipment(placement, self._mover, self._signals)
@@ -198,6 +199,19 @@ class Worker:
             self._signals.accept(listener, pp_rank)
         except (OSError, ValueError) as error:
             logger.warning("a rank's eventfds did not arrive: %s", error)
+
+
+def _receive_rank(channel: Channel) -> tuple[RegisterRank, list[int]]:
+    message = channel.receive()
+    if not isinstance(message, Register):
+        raise ConnectionError(f"Register expected, not {type(message).__name__}")
+    rank = message.rank
+    return rank, receive_fds(channel.sock, 0 if rank.device_uuid else len(rank.storages))
+
+
+def _reply(channel: Channel, error: str) -> None:
+    with contextlib.suppress(OSError):  # a rank that left meanwhile is noticed by its closed socket
+        channel.send(Registered(error))
 
 
 def _map_rank(rank: RegisterRank, fds: list[int]) -> RankMemory:

@@ -48,7 +48,9 @@ def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = DEADL
 
 
 @contextlib.contextmanager
-def open_store(slot_bytes: dict[ComponentType, int], num_slots: int, slot_gap_bytes: int = 0) -> Iterator[Store]:
+def open_store(
+    slot_bytes: dict[ComponentType, int], num_slots: int, slot_gap_bytes: int = 0
+) -> Iterator[Store]:
     """A store file of num_slots per pool; removed at the end."""
     path = f"/dev/shm/t_transfer_{os.getpid()}_{next(_numbers)}"
     pools, end = [], 4096
@@ -152,7 +154,9 @@ def _tensor_bytes(layout: BlockLayout, num_tensors: int, itemsize: int) -> int:
     if isinstance(layout, OpaqueBlockLayout):
         if num_tensors > 1 or layout.num_layer == 1:
             return layout.num_block * layout.block_stride_bytes
-        last = (layout.num_layer - 1) * layout.layer_stride_bytes + (layout.num_block - 1) * layout.block_stride_bytes
+        last = (layout.num_layer - 1) * layout.layer_stride_bytes + (
+            layout.num_block - 1
+        ) * layout.block_stride_bytes
         return last + layout.bytes_per_layer
     assert isinstance(layout, KVCacheLayout)
     return int(np.prod(layout.kv_shape)) * itemsize // num_tensors
@@ -162,13 +166,17 @@ def _block_of(layout: BlockLayout, tensors: Sequence[np.ndarray], itemsize: int,
     if isinstance(layout, OpaqueBlockLayout):
         at = number * layout.block_stride_bytes
         if len(tensors) == 1 and layout.num_layer > 1:
-            starts = [(tensors[0], layer * layout.layer_stride_bytes + at) for layer in range(layout.num_layer)]
+            starts = [
+                (tensors[0], layer * layout.layer_stride_bytes + at) for layer in range(layout.num_layer)
+            ]
         else:
             starts = [(tensor, at) for tensor in tensors]
         return np.concatenate([tensor[start : start + layout.bytes_per_layer] for tensor, start in starts])
     assert isinstance(layout, KVCacheLayout)
     if len(tensors) == layout.num_layer * layout.kv_dim and layout.kv_dim == 2:  # all K, then all V
-        tensors = [tensors[kv * layout.num_layer + layer] for layer in range(layout.num_layer) for kv in range(2)]
+        tensors = [
+            tensors[kv * layout.num_layer + layer] for layer in range(layout.num_layer) for kv in range(2)
+        ]
     whole = np.concatenate(tensors).reshape(*layout.kv_shape, itemsize)
     block_axis = {"LAYERFIRST": 2, "BLOCKFIRST": 0, "LAYERBLOCK": 1}[layout.type.value]
     return np.take(whole, number, axis=block_axis).reshape(-1)
@@ -253,7 +261,8 @@ def start_engine(
 ) -> Iterator[Engine]:
     """Spawn worker and ranks and wait until they are ready."""
     sockets = tuple(
-        LayerwiseSocket(str(directory / f"layerwise_pp{pp}"), pp) for pp in sorted({r.place.pp_rank for r in ranks})
+        LayerwiseSocket(str(directory / f"layerwise_pp{pp}"), pp)
+        for pp in sorted({r.place.pp_rank for r in ranks})
     )
     config = TransferConfig(
         store.spec, len(ranks), f"ipc://{directory}/register", copy_threads, 0, sockets if layerwise else ()

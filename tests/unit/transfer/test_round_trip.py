@@ -100,7 +100,9 @@ def test_every_layout(name: str, copy_threads: int, tmp_path: Path) -> None:
     with open_store({FULL: part.share_bytes}, NUM_SLOTS, slot_gap_bytes=24) as store:
         scramble(rng, store.gaps())
         gaps = store.gaps().copy()
-        with start_engine(store, [EngineRank(RankPlace(), [part])], tmp_path, copy_threads=copy_threads) as engine:
+        with start_engine(
+            store, [EngineRank(RankPlace(), [part])], tmp_path, copy_threads=copy_threads
+        ) as engine:
             check_round_trip(engine, [(part, 0, True)], rng)
         assert np.array_equal(store.gaps(), gaps)
 

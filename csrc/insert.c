@@ -210,6 +210,9 @@ static int drop_insert_pin(rs_client *c)
 static int insert_full(job *j)
 {
     rs_client *c = j->c;
+    /* Over the whole array first: one stale slot, and nothing is published. */
+    if (stale(&c->v, RS_FULL, j->slots, j->m))
+        return reject(j, RS_INSERT_STALE_GENERATION, 0);
     rs_walk w = {.hashes = j->hashes, .num_hashes = j->n, .mask = RS_MASK_FULL, .slots = j->path};
     int rc = rs_walk_optimistic(c, &w);
     bool walked = rc == RS_OK;

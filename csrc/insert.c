@@ -112,6 +112,8 @@ static uint32_t link_run_locked(job *j, progress *p, const int32_t *slots, uint3
     rs_view *v = &j->c->v;
     if (!RS_IS_ROOT(p->at) && rs_evictable(v, p->at))
         rs_leave_locked(v, RS_FULL, p->at);
+    for (uint32_t i = 0; i < num; i++) /* buckets are scattered: let their misses overlap */
+        __builtin_prefetch((const void *)&v->bucket[rs_bucket(v, j->hashes[p->depth + i])], 1);
     for (uint32_t i = 0; i < num; i++) {
         rs_slot s = (rs_slot)slots[i];
         rs_link_locked(v, s, j->hashes[p->depth], p->at);

@@ -19,6 +19,7 @@
 #define WINDOW 32u               /* blocks whose misses overlap; the core tracks about 12-48 misses */
 #define CHECK_LINKS 32u          /* chain links between two looks at the sequence */
 #define JUMPS_TO_PROBE 4u        /* hints of a window that were not the next slot */
+#define UNLINK_AHEAD 8u          /* unlinks that take about as long as a miss */
 #define WAIT_SPINS 2000u         /* for an odd sequence: a batch that unlinks takes a few us */
 
 uint32_t rs_bucket(const rs_view *v, uint64_t hash)
@@ -244,6 +245,8 @@ rs_slot rs_unlink_locked(rs_view *v, rs_slot s, uint32_t reason)
     rs_unlink_begin_locked(v);
     rs_slot parent = rs_ld(&v->parent[s]);
     uint64_t hash = rs_ld(&v->hash[s]);
+    if (s >= UNLINK_AHEAD) /* in a run, the victim after the next few: start its bucket's miss now */
+        __builtin_prefetch((const void *)&v->bucket[rs_bucket(v, rs_ld(&v->hash[s - UNLINK_AHEAD]))], 1);
     if (!RS_IS_ROOT(parent))
         parent = rs_bound(v, parent, v->pool[RS_FULL].capacity);
     rs_set32(v, &v->parent[s], RS_NONE);

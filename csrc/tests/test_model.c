@@ -4,6 +4,7 @@
  * Half of the worlds use real chained hashes, the other half hashes of two bits: then unequal
  * blocks share hashes, and all chains of the hash table are long.
  */
+#include "image.h"
 #include "model.h"
 
 #include <string.h>
@@ -489,10 +490,12 @@ static void run_world(uint64_t seed, uint64_t num_ops, bool verbose)
     for (int i = 0; i < MODEL_CLIENTS; i++)
         op_attach(&w, i);
     w.watcher = attach(w.fd);
+    journal_watch_begin(w.watcher);
     look(&w);
     w.m = w.actual;
     for (uint64_t i = 0; i < num_ops; i++)
         one_op(&w);
+    journal_watch_end();
     close(w.fd);
 }
 
@@ -504,6 +507,7 @@ TEST(model_random_verbs)
         snprintf(test_note, sizeof(test_note), "(RS_WORLD=%#llx run model_replay)", (unsigned long long)seed);
         run_world(seed, OPS_PER_WORLD, false);
     }
+    journal_watch_report();
 }
 
 /* One world by its seed, as a failure prints it. */

@@ -48,7 +48,7 @@ class Settle(Enum):
     GIVE_BACK = auto()  # recycle staged slots, drop pins
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Member:
     """One request of a task (a batch has several): which blocks of how many tokens it moves."""
 

@@ -24,7 +24,6 @@ from flexkv_radix.settings import load_settings
 from flexkv_radix.start import engine_spec, make_backend
 from flexkv_radix.table import Answer
 from flexkv_radix.tokens import Mask, Tokens, as_mask, as_tokens, gpu_blocks_of, token_mask_of, wanted_blocks
-from flexkv_radix.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ class KVManager:
         self._backend: Backend = make_backend(settings, spec, recv_port)
         self._weights: tuple[str, ...] = ()
         self._is_adopted = False
-        self._tracer = Tracer(settings.trace_file_path if settings.enable_trace else "")
         self._tracker = EventTracker(self._block) if event_collector else None
         self._pump: EventPump | None = None
         if self._tracker is not None and event_collector is not None:
@@ -90,7 +88,6 @@ class KVManager:
         if self._pump is not None:
             self._pump.stop()
         self._backend.shutdown()
-        self._tracer.close()
 
     def reset(self, weights: str = "") -> None:
         """The engine has new weights: nothing stored so far may be found by it again.
@@ -98,11 +95,10 @@ class KVManager:
         All its tasks are cancelled.  Engines that give the same version share again.  What other
         engines stored stays theirs (RadixClient.reset() clears the node).
         """
-        with self._tracer.call("reset", weights=weights):
-            self._weights = (f"weights={weights or uuid.uuid4().hex}",)
-            self._backend.cancel_all()
-            if self._pump is not None:
-                self._pump.clear()
+        self._weights = (f"weights={weights or uuid.uuid4().hex}",)
+        self._backend.cancel_all()
+        if self._pump is not None:
+            self._pump.clear()
 
     # -- matching
 
@@ -121,11 +117,9 @@ class KVManager:
         swa_aware: only as far as the sliding window is stored too; then launch() also takes
         swa_slot_mappings, for the last window's worth of the tokens loaded.
         """
-        with self._tracer.call("get_match") as trace:
-            tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
-            task_id, blocks = self._backend.get_match(hashes, len(tokens), wanted, swa=swa_aware)
-            trace.update(task_id=task_id, num_tokens=len(tokens), num_blocks=len(blocks))
-            return task_id, token_mask_of(blocks, self._block, len(tokens))
+        tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
+        task_id, blocks = self._backend.get_match(hashes, len(tokens), wanted, swa=swa_aware)
+        return task_id, token_mask_of(blocks, self._block, len(tokens))
 
     def put_match(
         self,
@@ -139,21 +133,16 @@ class KVManager:
         Returns the task and a mask [n] of the tokens that launch() will store: fewer than are missing if
         space is short.  With swa_aware the task also waits for launch() when only the window is missing.
         """
-        with self._tracer.call("put_match") as trace:
-            tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
-            if self._tracker is not None:
-                self._tracker.remember(tokens, hashes)
-            task_id, blocks = self._backend.put_match(hashes, len(tokens), wanted, swa=swa_aware)
-            trace.update(task_id=task_id, num_tokens=len(tokens), num_blocks=len(blocks))
-            return task_id, token_mask_of(blocks, self._block, len(tokens))
+        tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
+        if self._tracker is not None:
+            self._tracker.remember(tokens, hashes)
+        task_id, blocks = self._backend.put_match(hashes, len(tokens), wanted, swa=swa_aware)
+        return task_id, token_mask_of(blocks, self._block, len(tokens))
 
     def prefetch_async(self, token_ids: Any, namespace: Namespace = None, swa_aware: bool = False) -> int:
         """Bring blocks of other nodes here; the response's mask says what is here then."""
-        with self._tracer.call("prefetch_async") as trace:
-            tokens, hashes, _ = self._blocks_of(token_ids, None, namespace)
-            task_id = self._backend.prefetch(hashes, len(tokens), swa=swa_aware)
-            trace.update(task_id=task_id, num_tokens=len(tokens))
-            return task_id
+        tokens, hashes, _ = self._blocks_of(token_ids, None, namespace)
+        return self._backend.prefetch(hashes, len(tokens), swa=swa_aware)
 
     def _blocks_of(
         self, token_ids: Any, token_mask: Any, namespace: Namespace
@@ -192,22 +181,17 @@ class KVManager:
                 f"slot_mappings: {len(mappings)} and swa_slot_mappings: {len(swa_mappings)} given "
                 f"for {len(ids)} tasks"
             )
-        with self._tracer.call(
-            "launch", task_ids=ids, as_batch=as_batch, layerwise=layerwise_transfer
-        ) as trace:
-            launches = [
-                Launch(
-                    task_id,
-                    gpu_blocks_of("slot_mappings", full, self._block),
-                    None if swa is None else gpu_blocks_of("swa_slot_mappings", swa, self._block),
-                )
-                for task_id, full, swa in zip(ids, mappings, swa_mappings, strict=True)
-            ]
-            launched = self._backend.launch(
-                launches, as_batch=as_batch, layerwise=layerwise_transfer, counter_id=counter_id
+        launches = [
+            Launch(
+                task_id,
+                gpu_blocks_of("slot_mappings", full, self._block),
+                None if swa is None else gpu_blocks_of("swa_slot_mappings", swa, self._block),
             )
-            trace["launched"] = launched
-            return launched
+            for task_id, full, swa in zip(ids, mappings, swa_mappings, strict=True)
+        ]
+        return self._backend.launch(
+            launches, as_batch=as_batch, layerwise=layerwise_transfer, counter_id=counter_id
+        )
 
     def get_async(
         self, token_ids: Any, slot_mapping: Any, token_mask: Any = None, namespace: Namespace = None
@@ -250,16 +234,11 @@ class KVManager:
 
         completely changes nothing: a task is over when all of it is.
         """
-        ids = _listed(task_ids)
-        with self._tracer.call("wait", task_ids=ids) as trace:
-            responses = self._responses(self._backend.wait(ids, timeout))
-            trace["status"] = {task_id: response.status.value for task_id, response in responses.items()}
-            return responses
+        return self._responses(self._backend.wait(_listed(task_ids), timeout))
 
     def cancel(self, task_ids: int | Sequence[int]) -> None:
         """Give tasks up.  One whose transfer runs answers when that is over."""
-        with self._tracer.call("cancel", task_ids=_listed(task_ids)):
-            self._backend.cancel(_listed(task_ids))
+        self._backend.cancel(_listed(task_ids))
 
     def _responses(self, answers: dict[int, Answer]) -> dict[int, KVResponse]:
         return {task_id: self._response(task_id, answer) for task_id, answer in answers.items()}

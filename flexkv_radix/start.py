@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
+from typing import cast
 
 from flexkv_radix.attach import expected_geometry
 from flexkv_radix.backend import Backend
 from flexkv_radix.config import CacheConfig, ModelConfig, register_endpoint
 from flexkv_radix.layerwise import build_layerwise_eventfd_socket_path
+from flexkv_radix.metrics import MetricsEndpoint
 from flexkv_radix.settings import FlexKVSettings, warn_once
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.tasks import KVTaskEngine
+from flexkv_radix.trace import TracedBackend
 from flexkv_radix.transfer.protocol import LayerwiseSocket
 
 logger = logging.getLogger(__name__)
@@ -51,6 +55,23 @@ def engine_spec(
     )
 
 
+@cache
+def metrics_endpoint(port: int) -> MetricsEndpoint:
+    """The one metrics endpoint of this process."""
+    return MetricsEndpoint(port)
+
+
 def make_backend(settings: FlexKVSettings, spec: EngineSpec, server_recv_port: str) -> Backend:
     """The task engine itself, or a client of the node's KVServer where settings ask for one."""
-    return KVTaskEngine(spec)
+    if settings.server_client_mode or settings.server_launch_mode:
+        from flexkv_radix.server.client import KVDPClient
+
+        backend: Backend = KVDPClient(
+            server_recv_port, spec, launch_server=settings.server_launch_mode != "external"
+        )
+    else:
+        endpoint = metrics_endpoint(settings.metrics_port) if settings.enable_metrics else None
+        backend = KVTaskEngine(spec, metrics_endpoint=endpoint)
+    return (
+        cast(Backend, TracedBackend(backend, settings.trace_file_path)) if settings.enable_trace else backend
+    )

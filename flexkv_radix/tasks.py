@@ -19,7 +19,7 @@ from flexkv_radix.hold import Hold
 from flexkv_radix.launching import Launch, check_launch, num_window_blocks, window_tail
 from flexkv_radix.lifecycle import Member, Task, TaskKind
 from flexkv_radix.matching import Matched, match_get, match_put, window_transfer
-from flexkv_radix.metrics import Metrics, Pools
+from flexkv_radix.metrics import Metrics, MetricsEndpoint, Pools
 from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge
 from flexkv_radix.ring import Hashes, RingEvents
 from flexkv_radix.spec import EngineSpec
@@ -34,11 +34,20 @@ logger = logging.getLogger(__name__)
 class KVTaskEngine:
     """on_change is called, on any thread, when tasks may have ended or readiness changed."""
 
-    def __init__(self, spec: EngineSpec, *, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        metrics_endpoint: MetricsEndpoint | None = None,
+    ) -> None:
         self._table = TaskTable(spec.task_ttl_s)
         self.metrics = Metrics(spec.dp_client_id, pools=self._pool_counts)
         self._driver = Driver(spec, self._table, self.metrics, on_change)
         self._warned_about = ""
+        self._metrics_endpoint = metrics_endpoint
+        if metrics_endpoint is not None:
+            metrics_endpoint.add(self.metrics)
 
     # -- life
 
@@ -69,6 +78,9 @@ class KVTaskEngine:
     def shutdown(self) -> None:
         """Stop the worker, end all tasks, give everything back.  A second call does nothing."""
         self._driver.stop()
+        if self._metrics_endpoint is not None:
+            self._metrics_endpoint.remove(self.metrics)
+            self._metrics_endpoint = None
 
     def adopt_into(self, cache_config: CacheConfig) -> None:
         """Take the server's counts over into cache_config; does nothing while the cache is off."""

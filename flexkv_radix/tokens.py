@@ -12,12 +12,21 @@ from flexkv_radix.planner import Blocks
 Tokens = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_INT64 = np.dtype(np.int64)
+
 
 def as_tokens(name: str, values: Any) -> Tokens:
     """1-D contiguous int64 array of an array, list or torch tensor (on any device); copied only if need be.
 
     Raises TypeError for anything but integers, ValueError for another number of dimensions.
     """
+    if (
+        type(values) is np.ndarray
+        and values.dtype is _INT64
+        and values.ndim == 1
+        and values.flags.c_contiguous
+    ):
+        return values
     array = _as_array(values)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{name}: integers expected, not {array.dtype}")
@@ -52,7 +61,7 @@ def wanted_blocks(mask: Mask | None, tokens_per_block: int, num_blocks: int) -> 
     first = int(mask[:end].argmax()) if end else 0
     if end == 0 or not mask[first]:
         return Blocks(0, 0)
-    if mask[first:end].all():  # the usual case: a prefix is there already, the rest is wanted
+    if np.count_nonzero(mask[first:end]) == end - first:  # usual: a prefix is there, the rest is wanted
         return Blocks(-(-first // tokens_per_block), num_blocks)
     whole = mask[:end].reshape(num_blocks, tokens_per_block).all(axis=1)
     return Blocks.of(np.flatnonzero(whole))

@@ -1,0 +1,96 @@
+"""Knowing that the other side is gone.  ZeroMQ has no sign for it, a connected Unix socket does.
+
+    client -> server   length, Hello
+    server -> client   length, Welcome
+
+After that nothing is sent; the end of the connection is the news.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+
+from flexkv_radix.server.messages import Hello, Welcome, decode_greeting, encode
+
+_LENGTH = struct.Struct("<I")
+_MAX_BYTES = 1 << 20
+GREETING_TIMEOUT_S = 0.5  # for the rest of a greeting that has begun: it is one small write
+
+
+def liveness_path(endpoint: str) -> str:
+    """Unix socket beside the server's endpoint; ValueError unless that is ipc://<absolute path>."""
+    path = endpoint.removeprefix("ipc://")
+    if not endpoint.startswith("ipc:///"):
+        raise ValueError(
+            f"server_recv_port: {endpoint!r} is not ipc:///<path> (FLEXKV_SERVER_RECV_PORT): the KVServer "
+            "serves one node"
+        )
+    return f"{path}.alive"
+
+
+def listen(endpoint: str) -> socket.socket:
+    """Listen beside endpoint, for this user only.  The caller holds the lock of the endpoint."""
+    path = liveness_path(endpoint)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+def send(sock: socket.socket, message: Hello | Welcome) -> None:
+    """Send a greeting; OSError when the other side is gone."""
+    payload = encode(message)
+    sock.sendall(_LENGTH.pack(len(payload)) + payload)
+
+
+def receive(sock: socket.socket) -> Hello | Welcome:
+    """Receive a greeting; ConnectionError when the other side ends or sends too much."""
+    (num_bytes,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size))
+    if num_bytes > _MAX_BYTES:
+        raise ConnectionError(f"a greeting of {num_bytes} bytes")
+    return decode_greeting(_receive_exactly(sock, num_bytes))
+
+
+def _receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        if not (more := sock.recv(num_bytes - len(data))):
+            raise ConnectionError("the other side ended the connection")
+        data += more
+    return data
+
+
+def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Welcome]:
+    """Introduce oneself to the server at endpoint.
+
+    ConnectionError if nobody serves it, TimeoutError if it does not answer.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(liveness_path(endpoint))
+        except FileNotFoundError as error:
+            raise ConnectionError(f"no KVServer at {endpoint}") from error
+        send(sock, hello)
+        welcome = receive(sock)
+        if not isinstance(welcome, Welcome):
+            raise ConnectionError(f"{endpoint} answered {type(welcome).__name__}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock, welcome
+
+
+def is_gone(sock: socket.socket) -> bool:
+    """Whether the other side has ended the connection."""
+    readable, _, _ = select.select([sock], [], [], 0)
+    return bool(readable)

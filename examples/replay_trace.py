@@ -69,13 +69,14 @@ def serve(client: RadixClient, hashes: NDArray[np.uint64]) -> int:
 
 def main() -> None:
     """Replay and print a line for each policy and capacity."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("trace", nargs="?", type=Path, default=SAMPLE)
     parser.add_argument("--capacity", type=int, nargs="+", default=[50, 100, 400], metavar="BLOCKS")
     parser.add_argument("--policy", nargs="+", default=["lru"], choices=["lru", "lfu", "slru", "fifo"])
     arguments = parser.parse_args()
+    if not arguments.trace.is_file():
+        parser.error(f"{arguments.trace} is not a file")
     requests = read_trace(arguments.trace)
     num_distinct = len({block for ids in requests for block in ids})
     print(

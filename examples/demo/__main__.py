@@ -46,7 +46,9 @@ def run(console: Console, name: str, resources: ExitStack) -> list[str]:
     expected, scraped = expected_counters(outcomes), scrape(server.metrics_url)
     console.print(counter_table(expected, scraped))
     for command in ("status", "clients"):
-        console.print(f"$ radixctl --name {name} {command}\n{server.ctl(command)}", markup=False)
+        console.print(
+            f"$ radixctl --name {name} {command}\n{server.ctl(command, console.width)}", markup=False
+        )
 
     problems = [problem for outcome in outcomes for problem in outcome.problems()]
     return problems + [

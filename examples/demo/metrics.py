@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.demo.processes import DemoError
 from examples.demo.scenario import Outcome
 
 HIT = 'radix_match_blocks_total{component="full",result="hit"}'
@@ -16,9 +17,12 @@ _TIMEOUT_S = 10.0
 
 
 def scrape(url: str) -> dict[str, float]:
-    """Every sample of the endpoint by ``name{label="value",...}``, labels sorted."""
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
-        text = reply.read().decode()
+    """Every sample of the endpoint by ``name{label="value",...}``, labels sorted; DemoError if none comes."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:
+            text = reply.read().decode()
+    except OSError as error:
+        raise DemoError(f"{url} cannot be read: {error}") from error
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

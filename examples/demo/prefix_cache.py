@@ -28,7 +28,7 @@ class PrefixCache:
         self.block_size = shape.chunk_tokens
         self._slot_shape = shape.kv_shape(self.block_size)
         self.block_bytes = int(np.prod(self._slot_shape)) * np.dtype(np.float32).itemsize
-        geometry = Geometry(self.block_size, self.block_bytes, fingerprint=f"demo-transformer {shape}"[:127])
+        geometry = Geometry(self.block_size, self.block_bytes, fingerprint=_fingerprint(shape))
         self.client = _connect(server, geometry, label)
         self.client.wait_ready()
         self._stored: set[int] = set()
@@ -67,6 +67,11 @@ class PrefixCache:
 
     def _tokens_of(self, block: int) -> slice:
         return slice(block * self.block_size, (block + 1) * self.block_size)
+
+
+def _fingerprint(shape: Shape) -> str:
+    """What the bytes mean: engines whose models differ must not read each other's."""
+    return f"demo seed {shape.seed} float32 {shape.num_layers}x2x{shape.num_heads}x{shape.head_dim}"
 
 
 def _connect(server: str, geometry: Geometry, label: str) -> RadixClient:

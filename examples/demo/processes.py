@@ -56,10 +56,17 @@ class Server:
         """What the server wrote so far."""
         return self._log.read_text(errors="replace")
 
-    def ctl(self, *arguments: str) -> str:
-        """Output of ``radixctl`` for this server; DemoError when it fails."""
-        command = [_console_script("radixctl"), "--name", self.name, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=STOP_DEADLINE_S, check=False)
+    def ctl(self, command_name: str, width: int) -> str:
+        """Output of a ``radixctl`` command, ``width`` columns wide; DemoError when it fails."""
+        command = [_console_script("radixctl"), "--name", self.name, command_name]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=STOP_DEADLINE_S,
+            check=False,
+            env={**os.environ, "COLUMNS": str(width)},
+        )
         if done.returncode:
             raise DemoError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -93,8 +100,9 @@ class EngineProcess:
     def serve(self, request: Request) -> Answer:
         """Have the engine run ``request``."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asdict(request)) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # a dead engine; reading its answer tells how it ended
+            self.process.stdin.write(json.dumps(asdict(request)) + "\n")
+            self.process.stdin.flush()
         return Answer(**json.loads(self._read()))
 
     def _read(self) -> str:

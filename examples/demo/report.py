@@ -63,15 +63,15 @@ def counter_table(expected: Mapping[str, int], scraped: Mapping[str, float]) -> 
 def _cells(outcome: Outcome) -> list[str]:
     answer, reference = outcome.answer, outcome.reference
     read_bytes = answer.num_foreign_blocks * answer.block_bytes
-    is_use = answer.num_hit_blocks > 0 and not outcome.step.zero_kv
+    is_hit = answer.num_hit_blocks > 0
     return [
         outcome.step.title,
         str(answer.num_tokens),
         f"{answer.num_hit_blocks} of {answer.num_asked_blocks}",
         f"{read_bytes / 2**20:.2f} MiB" if read_bytes else "-",
         f"{reference.prefill_s * 1e3:.0f} ms",
-        f"{answer.prefill_s * 1e3:.0f} ms",
-        f"{reference.prefill_s / answer.prefill_s:.1f}x" if is_use else "-",
-        "equal" if outcome.same_output else "different",
-        f"{outcome.logits_apart:.2g}",
+        f"{answer.prefill_s * 1e3:.0f} ms" if is_hit else "-",
+        f"{reference.prefill_s / answer.prefill_s:.1f}x" if is_hit and not outcome.step.zero_kv else "-",
+        ("equal" if outcome.same_output else "different") if is_hit else "-",
+        f"{outcome.logits_apart:.2g}" if is_hit else "-",
     ]

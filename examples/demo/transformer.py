@@ -95,7 +95,8 @@ class Transformer:
             x = x + self._attend(_rms_norm(x), weights, layer_kv, first)
             normed = _rms_norm(x)
             x = x + (_silu(normed @ weights["gate"]) * (normed @ weights["up"])) @ weights["down"]
-        return np.asarray(_rms_norm(x[-1:]) @ self.head)[0]
+        last: Floats = _rms_norm(x[-1:]) @ self.head
+        return last.reshape(-1)
 
     def _attend(self, x: Floats, weights: dict[str, Floats], kv: Floats, first: int) -> Floats:
         heads = (len(x), self.shape.num_heads, self.shape.head_dim)

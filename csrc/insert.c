@@ -212,9 +212,6 @@ static int drop_insert_pin(rs_client *c)
 static int insert_full(job *j)
 {
     rs_client *c = j->c;
-    /* Over the whole array first: one stale slot, and nothing is published. */
-    if (stale(&c->v, RS_FULL, j->slots, j->m))
-        return reject(j, RS_INSERT_STALE_GENERATION, 0);
     rs_walk w = {.hashes = j->hashes, .num_hashes = j->n, .mask = RS_MASK_FULL, .slots = j->path};
     int rc = rs_walk_optimistic(c, &w);
     bool walked = rc == RS_OK;
@@ -347,7 +344,9 @@ int rs_insert(rs_client *c, uint32_t component, const uint64_t *hashes, uint32_t
     rc = check_lengths(j);
     if (rc == RS_OK)
         rc = rs_check_slots(c, component, slots, m);
-    if (rc == RS_OK && m > 0)
+    if (rc == RS_OK && stale(&c->v, component, slots, m))
+        rc = reject(j, RS_INSERT_STALE_GENERATION, 0); /* one stale slot, and nothing is published */
+    else if (rc == RS_OK && m > 0)
         rc = component == RS_FULL ? insert_full(j) : insert_side(j);
     pthread_mutex_unlock(&c->insert_mutex);
     free(j);

@@ -21,8 +21,7 @@ _umask_lock = threading.Lock()  # the umask belongs to the whole process
 
 
 def bind_endpoint(server: grpc.Server, endpoint: str, access: Access) -> None:
-    """Bind ``server`` to the socket that ``endpoint`` names, which nobody but its owner can open before
-    ``access`` says otherwise.
+    """Bind ``server`` to the socket of ``endpoint``, which only its owner can open until ``access`` is set.
 
     Assumes the name lock is held.  A stale socket of ours is replaced.  Raises NameInUse when another
     server listens there, RadixError when something else is there or the socket cannot be made.
@@ -44,11 +43,12 @@ def bind_endpoint(server: grpc.Server, endpoint: str, access: Access) -> None:
     os.chmod(path, access.mode)
 
 
-def remove_endpoint(endpoint: str) -> None:
-    """Wait until the stopped server's socket is gone.
+def release_endpoint(server: grpc.Server, endpoint: str, grace_s: float) -> None:
+    """Stop ``server``, which is bound to ``endpoint``, and wait until its socket is gone.
 
     gRPC unlinks it; if that came after the name lock was let go, it could hit a successor's socket.
     """
+    server.stop(grace_s).wait()
     path = socket_path(endpoint)
     deadline = time.monotonic() + _UNLINK_DEADLINE_S
     while os.path.lexists(path) and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ from radixshmem.errors import RadixError
 from radixshmem.geometry import Geometry
 from radixshmem.info import ServerInfo
 from radixshmem.server.builder import access_of
-from radixshmem.server.endpoint import bind_endpoint, remove_endpoint
+from radixshmem.server.endpoint import bind_endpoint, release_endpoint
 from radixshmem.server.exits import ClusterUnavailable
 from radixshmem.server.http import MetricsServer
 from radixshmem.server.keeper import RegionKeeper, describe_budget
@@ -85,7 +85,7 @@ class RadixServer:
             except BaseException:
                 self._stop_serving()
                 self._keeper.leave(keep=True)
-                self._lock.release()
+                self._lock.remove()
                 self._closed.set()
                 raise
         return self
@@ -155,13 +155,14 @@ class RadixServer:
             "radix-server %s %s: %s", radixshmem.__version__, self.config.name, describe_budget(self.config)
         )
         adopted = self._keeper.settle_leftovers()
-        self._rpc = build_server(self, self.config.rpc_workers)
-        bind_endpoint(self._rpc, self.config.resolved_endpoint, self._access)
+        rpc = build_server(self, self.config.rpc_workers)
+        bind_endpoint(rpc, self.config.resolved_endpoint, self._access)
+        self._rpc = rpc
         self._metrics = self._bind_metrics()
         self._upkeep.start()
         if adopted:
             self._keeper.serve_adopted(adopted)
-        self._rpc.start()
+        rpc.start()
         if not adopted:
             log.info("Waiting for a client's geometry at %s", self.config.resolved_endpoint)
 
@@ -189,8 +190,7 @@ class RadixServer:
     def _stop_serving(self) -> None:
         """Requests first, so that nobody starts what the rest waits for."""
         if self._rpc is not None:
-            self._rpc.stop(_GRACE_S).wait()
-            remove_endpoint(self.config.resolved_endpoint)
+            release_endpoint(self._rpc, self.config.resolved_endpoint, _GRACE_S)
         self._keeper.stop()
         self._upkeep.stop()
         if self._metrics is not None:

@@ -10,6 +10,7 @@
 #define RS_CORE_H
 
 #include "layout.h"
+#include "plant.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -143,7 +144,10 @@ static inline void rs_log(rs_view *v, const volatile void *p, uint64_t size, uin
 #define RS_DEFINE_SET(name, type, ctype)                                                          \
     static inline void name(rs_view *v, type *p, ctype x)                                         \
     {                                                                                             \
-        rs_log(v, p, sizeof(*p), (uint64_t)rs_ld(p));                                             \
+        ctype old = rs_ld(p);                                                                     \
+        if (RS_PLANTED(LATE_ENTRY))                                                               \
+            rs_raw(p, x);                                                                         \
+        rs_log(v, p, sizeof(*p), old);                                                            \
         atomic_store_explicit(p, x, memory_order_release);                                        \
     }
 RS_DEFINE_SET(rs_set8, rs_a8, uint8_t)

@@ -202,7 +202,7 @@ int rs_lock(rs_client *c, uint32_t held_slot)
 
 void rs_unlink_begin_locked(rs_view *v)
 {
-    if (v->seq_open)
+    if (v->seq_open || RS_PLANTED(EVEN_UNLINK))
         return;
     rs_a64 *seq = &v->hdr->seq;
     rs_raw(seq, rs_ld(seq) | 1);
@@ -230,6 +230,8 @@ int rs_commit_locked(rs_view *v)
         rs_set64(v, &hdr->ev_next, v->ev_pos);
     if (v->corrupt) /* those two may have filled the journal */
         return rs_commit_locked(v);
+    if (RS_PLANTED(EARLY_EVENTS))
+        rs_raw(&hdr->ev_head, v->ev_pos);
     atomic_store_explicit(&hdr->journal_len, 0, memory_order_release);
     if (v->seq_open)
         atomic_store_explicit(&hdr->seq, rs_ld(&hdr->seq) + 1, memory_order_release);
@@ -268,14 +270,18 @@ int rs_recover_locked(rs_view *v)
     for (uint32_t i = 0; i < n; i++)
         if (!entry_ok(v, i))
             return RS_ECORRUPT;
-    rs_raw(&hdr->seq, rs_ld(&hdr->seq) | 1);
+    if (!RS_PLANTED(QUIET_ROLLBACK))
+        rs_raw(&hdr->seq, rs_ld(&hdr->seq) | 1);
     atomic_thread_fence(memory_order_release);
+    if (RS_PLANTED(CLEAR_FIRST))
+        rs_raw(&hdr->journal_len, 0);
     /* Last to first; killed here, the next recovery does it all again with the same result, since
      * the length and the entries are untouched until the end. */
     for (uint32_t i = n; i-- > 0;)
-        restore(v, i);
+        restore(v, RS_PLANTED(FORWARD_ROLLBACK) ? n - 1 - i : i);
     atomic_store_explicit(&hdr->journal_len, 0, memory_order_release);
-    atomic_store_explicit(&hdr->seq, (rs_ld(&hdr->seq) | 1) + 1, memory_order_release);
+    if (!RS_PLANTED(QUIET_ROLLBACK))
+        atomic_store_explicit(&hdr->seq, (rs_ld(&hdr->seq) | 1) + 1, memory_order_release);
     atomic_store_explicit(&hdr->ev_head, rs_ld(&hdr->ev_next), memory_order_release);
     rs_raw(&hdr->recoveries, rs_ld(&hdr->recoveries) + 1);
     return RS_OK;

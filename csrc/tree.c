@@ -210,11 +210,14 @@ rs_slot rs_lookup_locked(rs_view *v, uint64_t hash, rs_slot parent)
 void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
 {
     rs_a32 *bucket = &v->bucket[rs_bucket(v, hash)];
-    rs_raw(&v->hash[s], hash);
+    if (!RS_PLANTED(LATE_HASH))
+        rs_raw(&v->hash[s], hash);
     rs_raw(&v->next[s], rs_ld(bucket));
     rs_raw(&v->last_access[s], rs_ld(&v->hdr->clock));
     rs_set8(v, &v->pool[RS_FULL].state[s], RS_SLOT_PUBLISHED);
     rs_set32(v, &v->parent[s], parent); /* R1: last of the fields */
+    if (RS_PLANTED(LATE_HASH))
+        rs_raw(&v->hash[s], hash);
     rs_set32(v, bucket, s);
     if (RS_IS_ROOT(parent)) {
         rs_add32(v, &v->hdr->root_refs[parent - RS_ROOT_BASE], 1);
@@ -227,6 +230,8 @@ void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
 
 static void unchain(rs_view *v, rs_slot s)
 {
+    if (RS_PLANTED(MISSING_UNLINK))
+        return;
     uint32_t capacity = v->pool[RS_FULL].capacity;
     rs_a32 *link = &v->bucket[rs_bucket(v, rs_ld(&v->hash[s]))];
     for (uint32_t links = 0; rs_ld(link) != s; links++) {
@@ -257,7 +262,10 @@ rs_slot rs_unlink_locked(rs_view *v, rs_slot s, uint32_t reason)
     } else {
         if (rs_ld(&v->child[parent]) == s)
             rs_set32(v, &v->child[parent], RS_NONE);
-        rs_add32(v, &v->num_children[parent], -1);
+        if (RS_PLANTED(PLAIN_STORE))
+            rs_raw(&v->num_children[parent], rs_ld(&v->num_children[parent]) - 1);
+        else
+            rs_add32(v, &v->num_children[parent], -1);
     }
     rs_slot_free_locked(v, RS_FULL, s);
     rs_add64(v, &v->pool[RS_FULL].shm->evicted[reason], 1);

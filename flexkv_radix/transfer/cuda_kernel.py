@@ -43,11 +43,11 @@ static __device__ __forceinline__ void copy_piece(VECTOR *to, const VECTOR *from
         #pragma unroll
         for (int k = 0; k < UNROLL; k++)
             if (i + (u64)k * blockDim.x < n)
-                held[k] = __ldcs(from + i + (u64)k * blockDim.x);
+                held[k] = LOAD(from + i + (u64)k * blockDim.x);
         #pragma unroll
         for (int k = 0; k < UNROLL; k++)
             if (i + (u64)k * blockDim.x < n)
-                __stcs(to + i + (u64)k * blockDim.x, held[k]);
+                STORE(to + i + (u64)k * blockDim.x, held[k]);
     }
 }
 
@@ -148,6 +148,12 @@ def cut(groups: Sequence[Sequence[tuple[int, Segment]]]) -> Pieces:
 @functools.cache
 def kernel(device: Device, vector_bytes: int) -> int:
     """move_blocks for accesses of vector_bytes, loaded on device, which has to be active."""
-    defines = {"VECTOR": _VECTORS[vector_bytes], "UNROLL": str(UNROLL), "NUM_THREADS": str(NUM_THREADS)}
+    defines = {
+        "VECTOR": _VECTORS[vector_bytes],
+        "UNROLL": str(UNROLL),
+        "NUM_THREADS": str(NUM_THREADS),
+        "LOAD": "__ldcs",
+        "STORE": "__stcs",
+    }
     module = cuda_driver.load_module(compile_program(SOURCE, device, defines))
     return cuda_driver.get_function(module, "move_blocks")

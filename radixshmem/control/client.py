@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -24,9 +24,6 @@ _POLL_S = 0.05  # between two looks at a server that has no thread left to strea
 _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy variable must not divert a Unix socket
     ("grpc.use_local_subchannel_pool", 1),  # clients of one process must not share a backing-off connection
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 
@@ -41,12 +38,11 @@ class ControlClient:
         self.endpoint = endpoint
         self._path = socket_path(endpoint)
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-        self._stub = ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._connect()
 
     def status(self) -> ServerInfo:
         """What the server is doing now."""
-        return self._call(self._stub.Status, pb.StatusRequest())
+        return self._call("Status", pb.StatusRequest())
 
     def configure(self, geometry: Geometry | None) -> ServerInfo:
         """Bring ``geometry``, or take the published one; returns once it is accepted, not when ready.
@@ -55,7 +51,7 @@ class ControlClient:
         field), NoSpace.
         """
         wire = codec.geometry_to_wire(geometry) if geometry else None
-        return self._call(self._stub.Configure, pb.ConfigureRequest(geometry=wire))
+        return self._call("Configure", pb.ConfigureRequest(geometry=wire))
 
     def wait_ready(self, timeout_s: float) -> ServerInfo:
         """Wait until the server serves.
@@ -82,10 +78,14 @@ class ControlClient:
         """Close the channel; calls under way fail."""
         self._channel.close()
 
-    def _call(self, method: Callable[..., Any], request: Any) -> ServerInfo:
+    def _connect(self) -> None:
+        self._channel = grpc.insecure_channel(self.endpoint, options=_CHANNEL_OPTIONS)
+        self._stub = ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _call(self, method: str, request: Any) -> ServerInfo:
         self._check_socket()
         try:
-            return codec.info_from_wire(method(request, timeout=self._timeout_s))
+            return codec.info_from_wire(getattr(self._stub, method)(request, timeout=self._timeout_s))
         except grpc.RpcError as error:
             raise self._translate(error) from error
 
@@ -110,6 +110,8 @@ class ControlClient:
     def _translate(self, error: grpc.RpcError) -> Exception:
         code, text = _code(error), error.details() or ""
         if code == grpc.StatusCode.UNAVAILABLE:
+            # This channel would repeat its error until a back-off is over, whoever listens by then.
+            self._connect()
             text = f"no radix-server answers at {self.endpoint} ({text})"
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             text = f"radix-server at {self.endpoint} did not answer within {self._timeout_s:g} s"

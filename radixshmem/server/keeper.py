@@ -19,10 +19,18 @@ from radixshmem.errors import RadixError
 from radixshmem.geometry import Geometry, PublishedGeometry, check_same_geometry
 from radixshmem.index import Index
 from radixshmem.info import ServerInfo
+from radixshmem.names import default_data_name
 from radixshmem.records import RegionConfig
-from radixshmem.region import Access, retire_regions
+from radixshmem.region import Access
 from radixshmem.server.builder import build_regions, plan_regions
-from radixshmem.server.leftovers import Adopt, Discard, discard_leftovers, inspect_leftovers, kept_settings
+from radixshmem.server.leftovers import (
+    Adopt,
+    Discard,
+    discard_leftovers,
+    drop_regions,
+    inspect_leftovers,
+    kept_settings,
+)
 from radixshmem.server.machine import Machine
 from radixshmem.server.preflight import Need, check_space
 from radixshmem.server.progress import progress_view
@@ -200,8 +208,8 @@ class RegionKeeper:
         """Give up regions that turned out unusable: nobody is served from them again."""
         with self._lock:
             self._drop_index()
+            self._drop_regions()
             self._give_up(error)
-            retire_regions(self._config.name)
 
     def stats(self) -> dict[str, Any]:
         """The region's counters; the last ones read when it cannot be read now, {} if there never was one."""
@@ -238,8 +246,15 @@ class RegionKeeper:
             had_regions = self.index is not None
             self._drop_index()
             if had_regions and not keep:
-                retire_regions(self._config.name)
+                self._drop_regions()
             return had_regions and keep
+
+    def _drop_regions(self) -> None:
+        """Of regions that this server made or adopted, so their names are certain even if they are broken."""
+        config = self._config
+        drop_regions(
+            config.name, config.resolved_data_name or default_data_name(config.name), config.hugepage_path
+        )
 
     def _drop_index(self) -> None:
         if self.index is not None:

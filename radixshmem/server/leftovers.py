@@ -94,9 +94,15 @@ def inspect_leftovers(config: ServerConfig) -> Leftovers:
 def discard_leftovers(config: ServerConfig, decision: Discard) -> None:
     """Retire and unlink what ``decision`` is about."""
     log.warning("discarding what an earlier server %s left: %s", config.name, decision.reason)
-    retire_regions(config.name)
-    if config.data_bytes:
-        destroy_store(config.resolved_data_name, config.hugepage_path)
+    # A SlotStore whose index cannot be read is known to be ours by the default name alone.
+    drop_regions(config.name, default_data_name(config.name), config.hugepage_path)
+
+
+def drop_regions(name: str, data_name: str, hugepage_path: str) -> None:
+    """Retire and unlink the index ``name`` and the SlotStore ``data_name``, on either kind of pages."""
+    retire_regions(name)
+    for path in {"", hugepage_path}:
+        destroy_store(data_name, path)
 
 
 def _inspect_stray_store(config: ServerConfig) -> Leftovers:

@@ -1,29 +1,57 @@
-"""FlexKV's CPU tier on the shared store: from token ids to bytes moved."""
+"""FlexKV's CPU tier on the shared store: from token ids to bytes moved.
+
+Names are loaded when they are asked for: a transfer worker needs no configuration, a rank no task
+engine, and a scheduler no torch.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from flexkv_radix.attach import (
-    adopt_radix_server,
-    attach_radix_client,
-    check_geometry,
-    expected_geometry,
-    radix_server_is_distributed,
-)
-from flexkv_radix.config import CacheConfig, ModelConfig, RankInfo, SWAPoolConfig
-from flexkv_radix.events import AllBlocksCleared, BlockRemoved, BlockStored
-from flexkv_radix.fingerprint import model_identity
-from flexkv_radix.hashing import hash_tokens
-from flexkv_radix.layout import KVCacheLayout, KVCacheLayoutType, LayerGroupSpec, OpaqueBlockLayout
-from flexkv_radix.responses import KVResponse, KVResponseStatus
-from flexkv_radix.settings import FlexKVSettings, load_settings
-from flexkv_radix.tier import CacheEngineRadixShmem, ShmRadixMatch, StagedRadixInsert
-
 if TYPE_CHECKING:
+    from flexkv_radix.attach import (
+        adopt_radix_server,
+        attach_radix_client,
+        check_geometry,
+        expected_geometry,
+        radix_server_is_distributed,
+    )
+    from flexkv_radix.config import CacheConfig, ModelConfig, RankInfo, SWAPoolConfig
+    from flexkv_radix.events import AllBlocksCleared, BlockRemoved, BlockStored
+    from flexkv_radix.fingerprint import model_identity
+    from flexkv_radix.hashing import hash_tokens
+    from flexkv_radix.layout import KVCacheLayout, KVCacheLayoutType, LayerGroupSpec, OpaqueBlockLayout
     from flexkv_radix.manager import KVManager
+    from flexkv_radix.responses import KVResponse, KVResponseStatus
+    from flexkv_radix.server.server import KVServer
+    from flexkv_radix.settings import FlexKVSettings, load_settings
     from flexkv_radix.tasks import KVTaskEngine
+    from flexkv_radix.tier import CacheEngineRadixShmem, ShmRadixMatch, StagedRadixInsert
     from flexkv_radix.tp_client import KVTPClient
+
+_MODULES = {
+    "attach": (
+        "adopt_radix_server",
+        "attach_radix_client",
+        "check_geometry",
+        "expected_geometry",
+        "radix_server_is_distributed",
+    ),
+    "config": ("CacheConfig", "ModelConfig", "RankInfo", "SWAPoolConfig"),
+    "events": ("AllBlocksCleared", "BlockRemoved", "BlockStored"),
+    "fingerprint": ("model_identity",),
+    "hashing": ("hash_tokens",),
+    "layout": ("KVCacheLayout", "KVCacheLayoutType", "LayerGroupSpec", "OpaqueBlockLayout"),
+    "manager": ("KVManager",),
+    "responses": ("KVResponse", "KVResponseStatus"),
+    "server.server": ("KVServer",),
+    "settings": ("FlexKVSettings", "load_settings"),
+    "tasks": ("KVTaskEngine",),
+    "tier": ("CacheEngineRadixShmem", "ShmRadixMatch", "StagedRadixInsert"),
+    "tp_client": ("KVTPClient",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AllBlocksCleared",
@@ -37,6 +65,7 @@ __all__ = [
     "KVManager",
     "KVResponse",
     "KVResponseStatus",
+    "KVServer",
     "KVTPClient",
     "KVTaskEngine",
     "LayerGroupSpec",
@@ -56,17 +85,10 @@ __all__ = [
     "radix_server_is_distributed",
 ]
 
-# A rank needs no task engine and a scheduler no torch: loaded for who asks.
-_LAZY = {
-    "KVManager": "flexkv_radix.manager",
-    "KVTaskEngine": "flexkv_radix.tasks",
-    "KVTPClient": "flexkv_radix.tp_client",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -149,12 +149,12 @@ static void second_chance(rs_view *v, uint32_t component, rs_slot s)
 static void fade(rs_view *v, uint32_t component)
 {
     rs_pool_view *p = &v->pool[component];
-    const policy *policy = policy_of(v);
+    const policy *rule = policy_of(v);
     uint32_t ticks = rs_ld(&p->shm->ticks) + 1;
     rs_set32(v, &p->shm->ticks, ticks);
-    if (ticks % policy->fade_every)
+    if (ticks % rule->fade_every)
         return;
-    for (uint32_t level = policy->num_levels; level-- > 1;) {
+    for (uint32_t level = rule->num_levels; level-- > 1;) {
         rs_slot s = rs_ld(&p->shm->lists.head[level]);
         if (s == RS_NONE)
             continue;
@@ -180,7 +180,7 @@ static rs_slot oldest(rs_view *v, const rs_pool_view *p)
 rs_slot rs_victim_locked(rs_view *v, uint32_t component, uint32_t *steps)
 {
     rs_pool_view *p = &v->pool[component];
-    const policy *policy = policy_of(v);
+    const policy *rule = policy_of(v);
     while (*steps > 0 && !v->corrupt) {
         rs_slot s = oldest(v, p);
         if (s == RS_NONE)
@@ -189,8 +189,8 @@ rs_slot rs_victim_locked(rs_view *v, uint32_t component, uint32_t *steps)
         if (v->full)
             break;
         (*steps)--;
-        if (!policy->second_chance || !used_since_placed(v, component, s)) {
-            if (policy->fade_every)
+        if (!rule->second_chance || !used_since_placed(v, component, s)) {
+            if (rule->fade_every)
                 fade(v, component);
             return s;
         }

@@ -216,13 +216,19 @@ static bool run_forked(int i)
 
 static bool wanted(const char *name, char **words, int num_words)
 {
-    bool any = num_words == 0;
-    for (int i = 0; i < num_words; i++)
-        any = any || strstr(name, words[i]);
-    return any;
+    bool chosen = false, any_choice = false;
+    for (int i = 0; i < num_words; i++) {
+        bool exclude = words[i][0] == '-';
+        bool named = strstr(name, words[i] + exclude);
+        if (exclude && named)
+            return false;
+        any_choice = any_choice || !exclude;
+        chosen = chosen || (!exclude && named);
+    }
+    return chosen || !any_choice;
 }
 
-/* usage: runner [--no-fork] [part of a test's name]... */
+/* usage: runner [--no-fork] [part of a name to run | -part of a name to leave out]... */
 int main(int argc, char **argv)
 {
     int first = 1, num_failed = 0, num_run = 0;

@@ -318,8 +318,7 @@ static void op_insert_side(mirror *w, int client)
         CHECK_EQ(r.num_inserted + r.num_unused, 0);
         return;
     }
-    int lead = m > w->m.window[k] ? m - w->m.window[k] : 0; /* before the window: redundant anyway */
-    bool stale = any_stale(w, k, slots + lead, m - lead);
+    bool stale = any_stale(w, k, slots, m);
     if (stale || hit < n) {
         CHECK_EQ(r.error, stale ? RS_INSERT_STALE_GENERATION : RS_INSERT_FULL_PATH_MISSING);
         expect_unused(&r, unused, slots, m);

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import radixshmem
-import radixshmem.torch as radix_torch
 from radixshmem import (
     ComponentType,
     EventKind,
@@ -156,7 +155,6 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     SlotStore.data_view: "()",
     RadixServer.start: "()",
     RadixServer.close: "()",
-    radix_torch.pool_tensor: "(store, component, dtype)",
     hash_blocks: "(tokens, block_size, prefix=None)",
 }
 
@@ -172,6 +170,13 @@ def test_signatures(function: Callable[..., Any]) -> None:
     assert str(inspect.Signature(parameters)) == SIGNATURES[function]
     assert signature.return_annotation is not inspect.Signature.empty
     assert function is RadixClient.__init__ or function.__doc__, "every public function has its contract"
+
+
+def test_pool_tensor_is_all_that_needs_torch() -> None:
+    pytest.importorskip("torch")
+    from radixshmem.torch import pool_tensor
+
+    assert list(inspect.signature(pool_tensor).parameters) == ["store", "component", "dtype"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from examples.demo.scenario import Outcome
 
-MIN_WIDTH = 124  # of the widest table; a pipe or a log has no width of its own
+MIN_WIDTH = 100  # enough for every table; a pipe or a log has no width of its own
 
 
 def new_console() -> Console:
@@ -21,31 +21,30 @@ def new_console() -> Console:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """One line a step."""
-    table = Table(title="Two engines, one cache", box=box.SIMPLE_HEAD, title_justify="left")
+    title = f"Two engines, one cache; prompts of {outcomes[0].answer.num_tokens} tokens"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("step", no_wrap=True)
-    table.add_column("tokens", justify="right")
-    table.add_column("blocks hit", justify="right")
-    table.add_column("read from\nthe other", justify="right")
-    table.add_column("prefill without\nthe cache", justify="right")
-    table.add_column("with it", justify="right")
-    table.add_column("speed-up", justify="right")
-    table.add_column("output", no_wrap=True)
-    table.add_column("logits\napart", justify="right")
+    for column in ("blocks\nhit", "MiB from\nthe other", "prefill ms\nwithout", "\nwith", "\nspeed-up"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("\noutput", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_cells(outcome))
     return table
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """The demo in one line."""
+    """The demo in two lines."""
     hits = [outcome for outcome in outcomes if outcome.answer.num_hit_blocks and not outcome.step.zero_kv]
+    wiped = [outcome for outcome in outcomes if outcome.step.zero_kv]
     read_bytes = sum(o.answer.num_foreign_blocks * o.answer.block_bytes for o in hits)
     without_s = sum(o.reference.prefill_s for o in hits)
     with_s = sum(o.answer.prefill_s for o in hits)
     return (
         f"{len(hits)} prompts read {read_bytes / 2**20:.1f} MiB of the other engine's KV: "
         f"{with_s * 1e3:.0f} ms of prefill instead of {without_s * 1e3:.0f} ms, "
-        f"{without_s / with_s:.1f}x faster"
+        f"{without_s / with_s:.1f}x faster.\n"
+        f"Largest difference of a logit: {_logits_apart(hits):.2g}; "
+        f"with the KV wiped: {_logits_apart(wiped):.2g}."
     )
 
 
@@ -60,18 +59,23 @@ def counter_table(expected: Mapping[str, int], scraped: Mapping[str, float]) -> 
     return table
 
 
+def _logits_apart(outcomes: Sequence[Outcome]) -> float:
+    return max(outcome.logits_apart for outcome in outcomes)
+
+
 def _cells(outcome: Outcome) -> list[str]:
     answer, reference = outcome.answer, outcome.reference
-    read_bytes = answer.num_foreign_blocks * answer.block_bytes
-    is_hit = answer.num_hit_blocks > 0
-    return [
+    cells = [
         outcome.step.title,
-        str(answer.num_tokens),
-        f"{answer.num_hit_blocks} of {answer.num_asked_blocks}",
-        f"{read_bytes / 2**20:.2f} MiB" if read_bytes else "-",
-        f"{reference.prefill_s * 1e3:.0f} ms",
-        f"{answer.prefill_s * 1e3:.0f} ms" if is_hit else "-",
-        f"{reference.prefill_s / answer.prefill_s:.1f}x" if is_hit and not outcome.step.zero_kv else "-",
-        ("equal" if outcome.same_output else "different") if is_hit else "-",
-        f"{outcome.logits_apart:.2g}" if is_hit else "-",
+        f"{answer.num_hit_blocks}/{answer.num_asked_blocks}",
+    ]
+    if not answer.num_hit_blocks:
+        return [*cells, "-", f"{reference.prefill_s * 1e3:.0f}", "-", "-", "-"]
+    return [
+        *cells,
+        f"{answer.num_foreign_blocks * answer.block_bytes / 2**20:.2f}",
+        f"{reference.prefill_s * 1e3:.0f}",
+        f"{answer.prefill_s * 1e3:.0f}",
+        "-" if outcome.step.zero_kv else f"{reference.prefill_s / answer.prefill_s:.1f}x",
+        "equal" if outcome.same_output else "differs",
     ]

@@ -73,11 +73,11 @@ def steps() -> list[Step]:
     ask_repair = manual + _text("question on repair", QUESTION_CHARS)
     return [
         Step("A stores a prompt", "A", ask_dates),
-        Step("B gets the same prompt", "B", ask_dates, hit_with=ask_dates),
-        Step("B: same document, new question", "B", ask_price, hit_with=ask_dates),
-        Step("B stores another prompt", "B", ask_repair),
-        Step("A gets the same prompt", "A", ask_repair, hit_with=ask_repair),
-        Step("Control: B wipes the KV it read", "B", ask_dates, hit_with=ask_dates, zero_kv=True),
+        Step("B gets the same", "B", ask_dates, hit_with=ask_dates),
+        Step("B: new question", "B", ask_price, hit_with=ask_dates),
+        Step("B stores another", "B", ask_repair),
+        Step("A gets the same", "A", ask_repair, hit_with=ask_repair),
+        Step("B: KV wiped", "B", ask_dates, hit_with=ask_dates, zero_kv=True),
     ]
 
 

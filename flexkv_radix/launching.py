@@ -36,6 +36,8 @@ def check_launch(entry: Entry, launch: Launch, window_blocks: int) -> None:
             f"slot_mappings: {len(launch.gpu_blocks)} blocks given for task {task.task_id}, "
             f"{num_blocks} are to be moved"
         )
+    if task.state is TaskState.COMPLETED:
+        return  # there was nothing to move
     if task.kind is TaskKind.PUT:
         _check_put_window(entry, launch, window_blocks)
     else:

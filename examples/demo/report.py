@@ -24,7 +24,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     title = f"Two engines, one cache; prompts of {outcomes[0].answer.num_tokens} tokens"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("step", no_wrap=True)
-    for column in ("blocks\nhit", "MiB from\nthe other", "prefill ms\nwithout", "\nwith", "\nspeed-up"):
+    for column in ("blocks\nhit", "MiB from\nthe other", "prefill ms\nwithout", "\nwith", "\nfaster"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("\noutput", no_wrap=True)
     for outcome in outcomes:

@@ -10,8 +10,6 @@
 
 /* Looks at list entries per batch: second chances cost as much as evictions. */
 #define BATCH_STEPS (2 * RS_BATCH)
-/* Without a server, clients reap: at most every second, and late enough that a server comes first. */
-#define CLIENT_REAP_NS 1500000000ull
 
 /* -- allocate ------------------------------------------------------------------------------- */
 
@@ -59,7 +57,7 @@ static int allocate_batch(rs_view *v, uint32_t component, uint32_t n, int32_t *o
     uint32_t want = rs_min(n - *got, RS_BATCH), num_free = rs_ld(&v->pool[component].shm->num_free);
     if (num_free < want)
         hunt_locked(v, component, want - num_free, RS_REASON_CAPACITY, h);
-    if (rs_journal_room(v) < 6 * RS_BATCH)
+    if (rs_journal_room(v) < 6 * RS_BATCH + 16) /* runs of one slot, the counters, the commit */
         return 1; /* what was evicted stays free for the next batch, or for others */
     uint32_t staged = rs_stage_locked(v, component, want, out + *got);
     *got += staged;
@@ -126,7 +124,7 @@ int rs_allocate(rs_client *c, uint32_t component, uint32_t n, int32_t *out, uint
         return RS_ERANGE;
     if (n == 0)
         return RS_OK;
-    (void)rs_reap_if_due(c, CLIENT_REAP_NS, &reaped); /* best effort: allocation reports what it got */
+    (void)rs_reap_if_due(c, RS_CLIENT_REAP_NS, &reaped); /* best effort: allocation reports what it got */
     rc = allocate_loop(c, component, n, out, got);
     if (*got > 1)
         qsort(out, *got, sizeof *out, compare_slots);

@@ -16,13 +16,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from flexkv_radix.connectors.counters import Counters
-from flexkv_radix.responses import KVResponseStatus
+from flexkv_radix.responses import KVResponse, KVResponseStatus
 
 if TYPE_CHECKING:
     from flexkv_radix.manager import KVManager
@@ -35,6 +35,9 @@ Namespace = list[str] | None
 # Whatever the cache may raise: RadixError, TransferDied and what a launch answers to a task that expired.
 # The engine serves on without the cache in each case.
 CACHE_ERRORS = (RuntimeError, ValueError, KeyError, OSError)
+
+_REMIND_S = 10.0
+_MAX_WARNINGS = 100  # texts may name tasks or blocks: a failing cache must not fill the log
 
 
 @dataclass(frozen=True)
@@ -160,26 +163,9 @@ class SharedCache:
         self._loads[key] = _Running(task_id, held.hit_tokens)
         return True
 
-    def wait_load(self, key: Hashable, timeout_s: float) -> bool:
-        """Whether the load of key is in place; waits for it.  False: recompute.
-
-        After timeout_s the load still runs and may write: the caller must not use the blocks for
-        anything else until poll reports it.
-        """
-        task_id = self._loads[key].task_id
-        try:
-            responses = self.manager.wait([task_id], timeout=timeout_s, completely=True)
-        except CACHE_ERRORS as error:
-            self._failed("a load", error)
-            responses = {}
-        response = responses.get(task_id)
-        if response is not None and response.status is KVResponseStatus.TIMEOUT:
-            return False
-        return self._load_ended(key, response)
-
-    def is_loading(self, key: Hashable) -> bool:
-        """Whether a load of key was started and not reported yet."""
-        return key in self._loads
+    def finish_load(self, key: Hashable) -> bool:
+        """Wait for the load of key.  False: it failed, recompute."""
+        return self._load_ended(key, self._answer(self._loads[key].task_id))
 
     # -- stores
 
@@ -233,7 +219,7 @@ class SharedCache:
             responses = self.manager.try_wait(running)
         except CACHE_ERRORS as error:
             self._failed("a transfer", error)
-            responses = dict.fromkeys(running)
+            return completed
         for key, load in list(self._loads.items()):
             if load.task_id in responses:
                 completed.loads[key] = self._load_ended(key, responses[load.task_id])
@@ -242,24 +228,45 @@ class SharedCache:
                 completed.stores[key] = self._store_ended(key, responses[store.task_id])
         return completed
 
-    def _load_ended(self, key: Hashable, response: Any) -> bool:
+    def finish_all(self) -> Completed:
+        """Wait for everything that runs: afterwards no transfer touches the engine's memory."""
+        completed = Completed()
+        for key in list(self._loads):
+            completed.loads[key] = self.finish_load(key)
+        for key, store in list(self._stores.items()):
+            completed.stores[key] = self._store_ended(key, self._answer(store.task_id))
+        return completed
+
+    def _answer(self, task_id: int) -> KVResponse | None:
+        """Wait for a task, however long: until it is over, it may touch the engine's memory."""
+        while True:
+            try:
+                response = self.manager.wait([task_id], timeout=_REMIND_S).get(task_id)
+            except CACHE_ERRORS as error:
+                self._failed("a transfer", error)
+                return None
+            if response is None or response.status is not KVResponseStatus.TIMEOUT:
+                return response
+            logger.warning("still waiting for a transfer of the node's KV cache")
+
+    def _load_ended(self, key: Hashable, response: KVResponse | None) -> bool:
         running = self._loads.pop(key)
         ok = self._succeeded("a load", response)
         self.counters.load_ended(ok, running.num_tokens)
         return ok
 
-    def _store_ended(self, key: Hashable, response: Any) -> bool:
+    def _store_ended(self, key: Hashable, response: KVResponse | None) -> bool:
         running = self._stores.pop(key)
         ok = self._succeeded("a store", response)
         self.counters.store_ended(ok, running.num_tokens)
         return ok
 
-    def _succeeded(self, what: str, response: Any) -> bool:
+    def _succeeded(self, what: str, response: KVResponse | None) -> bool:
         if response is None:
             return False
         if response.status is KVResponseStatus.FAILED:
             self._failed(what, response.error)
-        return bool(response.status is KVResponseStatus.SUCCESS)
+        return response.status is KVResponseStatus.SUCCESS
 
     # -- life
 
@@ -312,6 +319,3 @@ class SharedCache:
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(text)
             logger.warning("the node's KV cache: %s; the engine goes on without", text)
-
-
-_MAX_WARNINGS = 100  # texts may name tasks or blocks: a failing cache must not fill the log

@@ -12,7 +12,6 @@ every process mode.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,10 +21,6 @@ import numpy.typing as npt
 
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.namespace import request_namespace
-
-logger = logging.getLogger(__name__)
-
-_SLOW_LOAD_S = 10.0  # far above any load; a transfer worker that died is noticed at once
 
 
 class Request(Protocol):
@@ -122,16 +117,8 @@ class SchedulerSide:
             if not self._cache.start_load(load.request_id, slots_of(load.block_ids, self._block_size)):
                 self._load_ended(load.request_id, ok=False)
             elif not self._load_async:
-                self._wait(load)
+                self._load_ended(load.request_id, self._cache.finish_load(load.request_id))
         self._planned.clear()
-
-    def _wait(self, load: _PlannedLoad) -> None:
-        """Wait until the load is over: its blocks may not be used before, not even to recompute them."""
-        ok = self._cache.wait_load(load.request_id, _SLOW_LOAD_S)
-        while not ok and self._cache.is_loading(load.request_id):
-            logger.warning("still waiting for a load of %d blocks", len(load.block_ids))
-            ok = self._cache.wait_load(load.request_id, _SLOW_LOAD_S)
-        self._load_ended(load.request_id, ok)
 
     def _load_ended(self, request_id: str, ok: bool) -> None:
         blocks = self._loading.pop(request_id)

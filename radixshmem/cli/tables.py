@@ -12,8 +12,15 @@ from rich.text import Text
 from radixshmem.sizes import format_size
 
 
+_PIPE_WIDTH = 200  # no label or path is folded, and a grep finds it
+
+
 def show(*parts: RenderableType) -> None:
-    Console(soft_wrap=True).print(*parts, sep="\n")
+    """Print to standard output; without a terminal lines are as long as they have to be."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    console.print(*parts, sep="\n")
 
 
 def status_view(status: dict[str, Any]) -> Group:
@@ -24,8 +31,15 @@ def status_view(status: dict[str, Any]) -> Group:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
-    """A plain table; numbers to the right."""
-    out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    """A plain table; numbers to the right.  Without any column names it has no header."""
+    out = Table(
+        title=title or None,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        show_header=any(columns),
+    )
     body = [list(row) for row in rows]
     for position, column in enumerate(columns):
         numbers = bool(body) and all(isinstance(row[position], (int, float)) for row in body)

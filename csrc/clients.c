@@ -19,6 +19,8 @@
 
 /* Slot states looked at per lock hold while searching a dead client's staged slots. */
 #define SCAN_SLOTS 16384u
+/* For how long a client that begins to reap keeps the others from it. */
+#define REAP_CLAIM_NS 200000000ull
 
 void rs_count(rs_client *c, uint32_t counter, uint64_t n)
 {
@@ -270,13 +272,14 @@ int rs_reap(rs_client *c, rs_reap_result *out)
     int fd = rs_reopen(c), rc = RS_OK;
     if (fd < 0)
         return RS_ESYS;
-    rs_raw(&c->v.hdr->last_reap_ns, rs_now_ns());
     for (uint32_t i = 0; i < c->v.config.max_clients && rc == RS_OK; i++)
         if (i != c->v.me)
             rc = reap_entry(c, i, fd, out);
     close(fd);
     if (rc == RS_OK && rs_ld(&c->v.hdr->draining))
         rc = rs_drain_all(c);
+    if (rc == RS_OK)
+        rs_raw(&c->v.hdr->last_reap_ns, rs_now_ns());
     return rc;
 }
 
@@ -287,5 +290,7 @@ int rs_reap_if_due(rs_client *c, uint64_t min_interval_ns, rs_reap_result *out)
     /* CLOCK_MONOTONIC starts anew at boot, shared memory too: last > now is another thread's. */
     if (now < last || now - last < min_interval_ns)
         return RS_OK;
+    /* Claimed for a moment only: if this process is killed, or finds the index busy, another soon tries. */
+    rs_raw(&c->v.hdr->last_reap_ns, now - min_interval_ns + (min_interval_ns < REAP_CLAIM_NS ? min_interval_ns : REAP_CLAIM_NS));
     return rs_reap(c, out);
 }

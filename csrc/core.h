@@ -228,6 +228,8 @@ RS_HIDDEN void rs_side_pin_locked(rs_view *v, uint32_t component, rs_slot deepes
 RS_HIDDEN uint32_t rs_side_evict_locked(rs_view *v, uint32_t component, uint32_t n, uint32_t reason, uint32_t *steps);
 
 /* -- clients.c: client table, ledger, reaping --------------------------------------------------- */
+/* Without a server, clients reap in allocate and attach: at most every second. */
+#define RS_CLIENT_REAP_NS 1000000000ull
 RS_HIDDEN void rs_count(rs_client *c, uint32_t counter, uint64_t n);
 RS_HIDDEN bool rs_pin_room_locked(const rs_view *v);
 RS_HIDDEN void rs_pin_take_locked(rs_view *v, rs_slot deepest, uint32_t num_blocks, uint32_t mask, rs_pin *out);

@@ -7,7 +7,6 @@ does it.  Nothing is lost: a queue lives as long as its attach, and detaching gi
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import NamedTuple
 
@@ -38,43 +37,48 @@ class Lease:
         self.queue: deque[Pin | StagedSlots] = deque()
         """Releases that wait for the next verb.  Verbs test it before they call ``drain``."""
 
-    def release(self, pin: Pin) -> None:
-        """Drop ``pin`` now or, if the index is busy, with the next verb."""
-        if not self.index.release(pin):
-            self.queue.append(pin)
+    def release(self, pin: Pin) -> bool:
+        """Drop ``pin`` now or, if the index is busy, with the next verb.  Returns whether it went now."""
+        if self.index.release(pin):
+            return True
+        self.queue.append(pin)
+        return False
 
     def release_later(self, pin: Pin) -> None:
         """Drop ``pin`` with the next verb.  Safe anywhere, also inside the garbage collector."""
         self.queue.append(pin)
 
-    def recycle(self, component: int, slots: I32Array) -> None:
+    def recycle(self, component: int, slots: I32Array) -> bool:
         """Give staged slots back; what a busy index leaves goes with the next verb.
 
-        ValueError, and nothing changed, when one of them is not this client's.
+        Returns whether all went now.  ValueError, and nothing changed, when one of them is not this client's.
         """
         num_done = self.index.recycle(component, slots)
-        if num_done < len(slots):
-            self.queue.append(StagedSlots(component, slots[num_done:].copy()))
+        if num_done == len(slots):
+            return True
+        self.queue.append(StagedSlots(component, slots[num_done:].copy()))
+        return False
 
     def drain(self) -> None:
-        """Do what is queued now, as far as the index is not busy."""
+        """Do what is queued now, up to the first that finds the index busy: a verb waits for it once."""
         for _ in range(len(self.queue)):
             try:
                 item = self.queue.popleft()
             except IndexError:  # another thread drains too
                 return
-            if isinstance(item, StagedSlots):
-                self._recycle_again(item)
-            else:
-                self.release(item)
+            done = self._recycle_again(item) if isinstance(item, StagedSlots) else self.release(item)
+            if not done:
+                return
 
-    def _recycle_again(self, item: StagedSlots) -> None:
+    def _recycle_again(self, item: StagedSlots) -> bool:
         try:
-            self.recycle(item.component, item.slots)
+            return self.recycle(item.component, item.slots)
         except ValueError:  # some were given back once more meanwhile: the others still have to go
-            for i in range(len(item.slots)):
-                with contextlib.suppress(ValueError):
-                    self.recycle(item.component, item.slots[i : i + 1])
+            if len(item.slots) > 1:
+                self.queue.extend(
+                    StagedSlots(item.component, item.slots[i : i + 1]) for i in range(len(item.slots))
+                )
+            return True
         except RadixError:
             self.queue.append(item)
             raise

@@ -44,15 +44,17 @@ def free_port() -> int:
 class Daemon:
     """A radix-server process; killed when the ``with`` block ends, if it still runs.
 
-    Without a ``--metrics-address`` among ``flags`` it has no HTTP endpoint.
+    It has no HTTP endpoint unless ``metrics`` gives an address; None leaves the server its default.
     """
 
-    def __init__(self, name: str, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, *flags: str, metrics: str | None = "", env: dict[str, str] | None = None
+    ) -> None:
         self.name = name
         self._log = tempfile.NamedTemporaryFile(prefix="radix-server-")  # noqa: SIM115 - closed by __exit__
-        metrics = [] if "--metrics-address" in flags else ["--metrics-address", ""]
+        address = [] if metrics is None else ["--metrics-address", metrics]
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "radixshmem.cli", "--name", name, *metrics, *flags],
+            [sys.executable, "-W", "error", "-m", "radixshmem.cli", "--name", name, *address, *flags],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -10,31 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.row import SKIPPED, Row, emit
-from examples.replay_trace import Replay, read_trace, replay
+from examples.replay_trace import exact_lru, read_trace, replay
 from radixshmem.config import EVICT_POLICIES
 
 CAPACITIES = (10_000, 30_000, 100_000)
 MAX_POINTS_OFF = 0.5
-
-
-def exact_lru(requests: Sequence[Sequence[int]], capacity: int) -> Replay:
-    """Replay on a plain list of blocks by last use; of one request's blocks the last counts as oldest."""
-    by_use: OrderedDict[int, None] = OrderedDict()
-    num_blocks = num_hits = 0
-    for ids in requests:
-        num_blocks += len(ids)
-        num_hits += next((i for i, block in enumerate(ids) if block not in by_use), len(ids))
-        for block in reversed(ids):
-            by_use[block] = None
-            by_use.move_to_end(block)
-        while len(by_use) > capacity:
-            by_use.popitem(last=False)
-    return Replay(num_blocks, num_hits)
 
 
 def compare(requests: Sequence[Sequence[int]], capacity: int, policy: str) -> Row:

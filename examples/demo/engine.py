@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,15 @@ class Answer:
     block_bytes: int
 
 
+class Prefill(NamedTuple):
+    """A prompt that was read: logits after it, how long that took, and what the cache had to do with it."""
+
+    logits: Floats
+    seconds: float
+    loaded: Loaded
+    num_stored_blocks: int
+
+
 class Engine:
     """A transformer with its own KV array, in front of the node's shared cache."""
 
@@ -54,47 +64,40 @@ class Engine:
         """Run one request from prompt to output."""
         tokens = np.frombuffer(request.prompt.encode(), np.uint8).astype(np.int64)
         kv = self.model.new_kv()
-        if request.use_cache:
-            return self._serve_cached(request, tokens, kv)
+        prefill = (
+            self._prefill_cached(tokens, kv, request.zero_kv)
+            if request.use_cache
+            else self._prefill(tokens, kv)
+        )
+        return Answer(
+            output=self.model.decode(prefill.logits, kv, len(tokens), request.num_output_tokens),
+            logits=prefill.logits.tolist(),
+            prefill_s=prefill.seconds,
+            num_tokens=len(tokens),
+            num_asked_blocks=prefill.loaded.num_asked_blocks,
+            num_hit_blocks=prefill.loaded.num_blocks,
+            num_foreign_blocks=prefill.loaded.num_foreign_blocks,
+            num_stored_blocks=prefill.num_stored_blocks,
+            block_bytes=self.cache.block_bytes,
+        )
+
+    def _prefill(self, tokens: Tokens, kv: Floats) -> Prefill:
         start = time.perf_counter()
         logits = self.model.prefill(tokens, kv)
-        return self._answer(request, tokens, kv, logits, time.perf_counter() - start, Loaded(0, 0, 0), 0)
+        return Prefill(logits, time.perf_counter() - start, Loaded(0, 0, 0), 0)
 
-    def _serve_cached(self, request: Request, tokens: Tokens, kv: Floats) -> Answer:
+    def _prefill_cached(self, tokens: Tokens, kv: Floats, zero_kv: bool) -> Prefill:
         start = time.perf_counter()
         match, loaded = self.cache.find(tokens)
         with match:  # the pin keeps the prefix until what continues it is published
             self.cache.load(match, kv)
-            if request.zero_kv:
+            if zero_kv:
                 kv[:] = 0
             logits = self.model.prefill(tokens, kv, loaded.num_blocks * self.cache.block_size)
-            prefill_s = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             # KV that was computed from wiped KV must never reach anybody else.
-            num_stored = 0 if request.zero_kv else self.cache.store(tokens, kv, loaded.num_blocks)
-        return self._answer(request, tokens, kv, logits, prefill_s, loaded, num_stored)
-
-    def _answer(
-        self,
-        request: Request,
-        tokens: Tokens,
-        kv: Floats,
-        logits: Floats,
-        prefill_s: float,
-        loaded: Loaded,
-        num_stored: int,
-    ) -> Answer:
-        output = self.model.decode(logits, kv, len(tokens), request.num_output_tokens)
-        return Answer(
-            output=output,
-            logits=logits.tolist(),
-            prefill_s=prefill_s,
-            num_tokens=len(tokens),
-            num_asked_blocks=loaded.num_asked_blocks,
-            num_hit_blocks=loaded.num_blocks,
-            num_foreign_blocks=loaded.num_foreign_blocks,
-            num_stored_blocks=num_stored,
-            block_bytes=self.cache.block_bytes,
-        )
+            num_stored = 0 if zero_kv else self.cache.store(tokens, kv, loaded.num_blocks)
+        return Prefill(logits, seconds, loaded, num_stored)
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ class Engine:
         """Compute and store all of tokens; returns the number of tokens moved.  Fails unless it succeeds."""
         self.compute(tokens, blocks)
         task_id, mask = self.manager.put_match(tokens, **options)
-        moved = self._moved(mask, blocks)
+        moved = self.moved(mask, blocks)
         if len(moved):
             self.manager.launch([task_id], [self.slots(moved)])
         self.expect(task_id, KVResponseStatus.SUCCESS)
@@ -207,7 +207,7 @@ class Engine:
     def get(self, tokens: Tokens, blocks: Sequence[int], **options: Any) -> int:
         """Load what is stored of tokens to blocks (one per block of tokens), and check every byte."""
         task_id, mask = self.manager.get_match(tokens, **options)
-        moved = self._moved(mask, blocks)
+        moved = self.moved(mask, blocks)
         if len(moved):
             self.manager.launch([task_id], [self.slots(moved)])
         self.expect(task_id, KVResponseStatus.SUCCESS)
@@ -224,7 +224,8 @@ class Engine:
     def hashes(self, tokens: Tokens) -> npt.NDArray[np.uint64]:
         return hash_tokens(tokens, self.block_size)
 
-    def _moved(self, mask: npt.NDArray[np.bool_], blocks: Sequence[int]) -> list[int]:
+    def moved(self, mask: npt.NDArray[np.bool_], blocks: Sequence[int]) -> list[int]:
+        """Those of blocks, one per block of a sequence, that mask says are moved."""
         wanted = mask[: len(mask) // self.block_size * self.block_size].reshape(-1, self.block_size)[:, 0]
         return [block for block, is_moved in zip(blocks, wanted.tolist(), strict=False) if is_moved]
 

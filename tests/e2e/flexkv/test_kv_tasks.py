@@ -306,7 +306,10 @@ def test_shutdown_gives_everything_back_and_may_be_repeated(node: Node, tmp_path
         engine.manager.launch([running], [engine.slots(HERE[2:])])
         engine.manager.shutdown()
         engine.manager.shutdown()
-        assert engine.manager.wait([running])[running].status in (KVResponseStatus.FAILED, KVResponseStatus.SUCCESS)
+        assert engine.manager.wait([running])[running].status in (
+            KVResponseStatus.FAILED,
+            KVResponseStatus.SUCCESS,
+        )
         assert not engine.manager.get_match(PROMPT)[1].any()
     with node.join(name) as client:
         full = client.stats()["pool"]["full"]

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine import BLOCK, HEAD_SIZE, HEADS, LAYERFIRST, Engine, RankMemory, small_memory, small_model, tokens_of
+from engine import (
+    BLOCK,
+    HEAD_SIZE,
+    HEADS,
+    LAYERFIRST,
+    Engine,
+    RankMemory,
+    small_memory,
+    small_model,
+    tokens_of,
+)
 from node import Node
 
 from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus, SWAPoolConfig
@@ -23,7 +33,9 @@ HERE_SWA, THERE_SWA = [50, 51, 52], [40, 41, 42]
 def engine(node: Node, tmp_path: Path) -> Iterator[Engine]:
     name = node.serve(data_bytes=64 << 10, swa_ratio=0.5)
     swa_memory = RankMemory(KVCacheLayout(LAYERFIRST, 1, NUM_BLOCK, BLOCK, HEADS, HEAD_SIZE), 1)
-    window = SWAPoolConfig(WINDOW * BLOCK, num_layers=1, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype="int16")
+    window = SWAPoolConfig(
+        WINDOW * BLOCK, num_layers=1, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype="int16"
+    )
     cache = CacheConfig(BLOCK, swa=window)
     with Engine(name, tmp_path, small_model(), cache, [[small_memory(NUM_BLOCK)]], swa=[swa_memory]) as one:
         yield one.wait_ready()

@@ -14,9 +14,9 @@ import yaml
 
 from radixshmem.cli.settings import settings_page
 from radixshmem.config import SETTINGS, ServerConfig
+from radixshmem.server import RadixServer
 from radixshmem.server.exits import ExitCode
 from radixshmem.server.metrics import RegionCollector
-from radixshmem.server.server import _first_info
 from radixshmem.settings import BOOLEAN
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def config_of(args: list[str]) -> ServerConfig:
 def exported_metrics() -> dict[str, set[str]]:
     """Sample names and their labels, as a server without regions exports them."""
     collector = RegionCollector(
-        dict, lambda: _first_info(ServerConfig()), lambda: {"prefault_seconds": 0, "unfingerprinted": 0}
+        dict, lambda: RadixServer(ServerConfig()).info, lambda: {"prefault_seconds": 0, "unfingerprinted": 0}
     )
     return {sample.name: set(sample.labels) for metric in collector.collect() for sample in metric.samples}
 

@@ -59,7 +59,8 @@ class Attachment:
         if not config.data_name:
             raise RadixError("an index-only server (without --data-bytes) has no SlotStore")
         self.index.check_alive()
-        store = SlotStore.attach(config.data_name, config.hugepage_path)
+        # A READY index had a READY SlotStore before it: there is nothing to wait for.
+        store = SlotStore.attach(config.data_name, config.hugepage_path, timeout_ms=0)
         if store.epoch != self.epoch:
             store.close()
             raise RegionRetired(f"the SlotStore {config.data_name} belongs to a newer index: reattach")

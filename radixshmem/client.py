@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from radixshmem.arrays import UINT64, I32Array, U64Array, as_hashes, as_slots
 from radixshmem.attachment import Attachment, component_of
 from radixshmem.control.client import ControlClient
-from radixshmem.errors import ClientClosed, InsertError, RadixError, ServerNotReady
+from radixshmem.errors import ClientClosed, GeometryMismatch, InsertError, RadixError, ServerNotReady
 from radixshmem.geometry import COMPONENT_MASK_FULL, ComponentType, Geometry
 from radixshmem.index import INSERT_KEEP_UNUSED, QUERY_LOCK, QUERY_NO_META, Index
 from radixshmem.info import ServerInfo
@@ -133,11 +133,12 @@ class RadixClient:
         geometry is another one, and what the constructor and ``wait_ready`` raise.
         """
         self._check_usable()
+        old = self._attached
+        self._control.configure(self._geometry or (old.geometry.as_geometry() if old else None))
+        self.info = self._control.wait_ready(self._timeout_s)
         with self._lock:
+            self._check_usable()
             old = self._attached
-            geometry = self._geometry or (old.geometry.as_geometry() if old else None)
-            self._control.configure(geometry)
-            self.info = self._control.wait_ready(self._timeout_s)
             if old is None or old.epoch.hex() != self.info.epoch:
                 self._attached = self._join()
                 if old is not None:
@@ -160,7 +161,11 @@ class RadixClient:
         except FileNotFoundError:
             raise ServerNotReady(f"radix-server {self.name} has no regions yet: call wait_ready()") from None
         if self._geometry is not None:
-            attached.geometry.check_shapes(self._geometry)
+            try:
+                attached.geometry.check_shapes(self._geometry)
+            except GeometryMismatch:
+                attached.close()
+                raise
         return attached
 
     def _check_usable(self) -> None:
@@ -345,10 +350,14 @@ class RadixClient:
 
         Begins when this client attached; at most ``max_hashes`` a call.
         """
+        if max_hashes < 0:
+            raise ValueError(f"max_hashes must not be negative, is {max_hashes}")
         return self._begin().drain_removed(max_hashes)
 
     def events(self, cursor: int) -> tuple[int, list[Event], bool]:
         """(cursor for the next call, events numbered ``cursor`` and up, whether some were lost)."""
+        if cursor < 0:
+            raise ValueError(f"cursor must not be negative, is {cursor}")
         return self._begin().read_events(cursor)
 
     # -- data ---------------------------------------------------------------------------------------
@@ -367,6 +376,9 @@ class RadixClient:
 
     def close(self) -> None:
         """Give back all pins and staged slots and leave.  A second call does nothing."""
+        if os.getpid() != self._pid:  # locks and the channel's threads are as the fork found them
+            self._closed, self._attached = True, None
+            return
         with self._lock:
             if self._closed:
                 return
@@ -374,8 +386,7 @@ class RadixClient:
             attached, self._attached = self._attached, None
         if attached is not None:
             attached.close()
-        if os.getpid() == self._pid:  # the channel's threads did not survive a fork
-            self._control.close()
+        self._control.close()
 
     def __enter__(self) -> RadixClient:
         return self

@@ -190,7 +190,9 @@ def plan_geometry(
         counts = _count_given(geometry)
     for component, count in counts.items():
         if count > MAX_SLOTS:
-            raise ValueError(f"{count} {component.name} slots are more than {MAX_SLOTS}: lower --data-bytes (or the count)")
+            raise ValueError(
+                f"{count} {component.name} slots are more than {MAX_SLOTS}: lower --data-bytes or the count"
+            )
     pools = tuple(
         PoolGeometry(
             component,

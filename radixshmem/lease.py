@@ -34,8 +34,8 @@ class Lease:
         """``rank``: of this node in its cluster."""
         self.index = index
         self.rank = rank
+        # Releases that wait for the next verb, which tests this before it calls drain().
         self.queue: deque[Pin | StagedSlots] = deque()
-        """Releases that wait for the next verb.  Verbs test it before they call ``drain``."""
 
     def release(self, pin: Pin) -> bool:
         """Drop ``pin`` now or, if the index is busy, with the next verb.  Returns whether it went now."""
@@ -61,7 +61,7 @@ class Lease:
 
     def drain(self) -> None:
         """Do what is queued now, up to the first that finds the index busy: a verb waits for it once."""
-        for _ in range(len(self.queue)):
+        while self.queue:
             try:
                 item = self.queue.popleft()
             except IndexError:  # another thread drains too

@@ -57,6 +57,8 @@ BAD_CALLS: list[tuple[type[Exception], str, Callable[[RadixClient], Any]]] = [
     (ValueError, "hashes", lambda c: c.query(np.zeros((2, 2), np.uint64))),
     (ValueError, "hashes", lambda c: c.query(np.zeros(8, np.uint64)[::2])),
     (ValueError, "hashes", lambda c: c.query(np.zeros(8, np.int64)[::2])),
+    (ValueError, "max_hashes", lambda c: c.kvevent_drain(-1)),
+    (ValueError, "cursor", lambda c: c.events(-1)),
     (ValueError, "mask", lambda c: c.query(path_of(2), mask=0)),
     (ValueError, "mask", lambda c: c.query(path_of(2), mask=8)),
     (ValueError, "mask", lambda c: c.query(path_of(2), mask=5)),

@@ -264,8 +264,9 @@ int rs_detach(rs_client *c)
     if (!c->forked) {
         rs_reap_result given_back = {0};
         unregister_handle(c);
+        rc = rs_verify_file(c); /* touching what was truncated would be SIGBUS */
         /* A worker still holds the lease: the reapers clear the entry when it is gone. */
-        if (lease_is_sole(c))
+        if (rc == RS_OK && lease_is_sole(c))
             rc = rs_entry_clear(c, c->v.me, RS_NONE, &given_back);
         if (rc == RS_OK && rs_ld(&c->v.hdr->draining))
             rc = rs_drain_all(c);

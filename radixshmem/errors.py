@@ -28,7 +28,7 @@ class CorruptRegion(RadixError):  # noqa: N818
     """The region is damaged, or not of this version (LayoutMismatch)."""
 
 
-class LayoutMismatch(CorruptRegion):  # noqa: N818
+class LayoutMismatch(CorruptRegion):
     """The region was built with another layout version or ABI; its bytes mean nothing here."""
 
 

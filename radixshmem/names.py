@@ -16,7 +16,9 @@ def check_name(name: str, flag: str = "name") -> str:
     check_object_name(name, flag)
     ending = next((ending for ending in _RESERVED_ENDINGS if name.endswith(ending)), None)
     if ending:
-        raise ValueError(f"{flag}: {name!r} must not end in {ending!r}, which marks another object of a server")
+        raise ValueError(
+            f"{flag}: {name!r} must not end in {ending!r}, which marks another object of a server"
+        )
     return name
 
 

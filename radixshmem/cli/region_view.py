@@ -62,8 +62,7 @@ def joined(name: str) -> Iterator[Index]:
 
 def read_status(name: str, endpoint: str = "") -> dict[str, Any]:
     """Server, region, pools and totals.  NothingThereError when there is neither server nor region."""
-    holder = lock_holder(name)
-    server = _ask_server(endpoint or default_endpoint(name)) if holder is not None else None
+    holder, server = _find_server(name, endpoint or default_endpoint(name))
     status: dict[str, Any] = {
         "name": name,
         "server": {
@@ -211,6 +210,16 @@ def _node_dict(node: Node) -> dict[str, Any]:
             if side.slot >= 0
         },
     }
+
+
+def _find_server(name: str, endpoint: str) -> tuple[int | None, ServerInfo | None]:
+    """(pid or 0 of the living server, its answer).  Who may not read the lock can only ask."""
+    try:
+        holder = lock_holder(name)
+    except PermissionError:
+        server = _ask_server(endpoint)
+        return (server.pid, server) if server else (None, None)
+    return holder, None if holder is None else _ask_server(endpoint)
 
 
 def _ask_server(endpoint: str) -> ServerInfo | None:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from radixshmem.sizes import format_size
 
-
 _PIPE_WIDTH = 200  # no label or path is folded, and a grep finds it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import logging
+import os
 from dataclasses import replace
 
 from radixshmem.config import ServerConfig
@@ -12,7 +13,7 @@ from radixshmem.geometry import Geometry, PublishedGeometry, plan_geometry
 from radixshmem.index import Index
 from radixshmem.prefault import Prefault, Progress
 from radixshmem.records import RegionConfig
-from radixshmem.region import Access, create_regions, open_index, plan_files
+from radixshmem.region import Access, create_regions, open_index, open_object, plan_files
 from radixshmem.server.leftovers import SERVER_LABEL
 from radixshmem.server.machine import Machine
 from radixshmem.server.preflight import Need, check_space, numa_nodes
@@ -66,6 +67,21 @@ def access_of(config: ServerConfig) -> Access:
     except KeyError:
         raise ValueError(f"--group: there is no group {config.group!r}") from None
     return Access(config.mode, gid)
+
+
+def grant_access(config: RegionConfig, name: str, access: Access) -> None:
+    """Give adopted regions the permissions that this server was asked for."""
+    objects = [(name, "")]
+    if config.data_bytes:
+        objects.append((config.data_name, config.hugepage_path))
+    for object_name, hugepage_path in objects:
+        fd = open_object(object_name, hugepage_path, own=True)
+        try:
+            if access.gid is not None:
+                os.fchown(fd, -1, access.gid)
+            os.fchmod(fd, access.mode)
+        finally:
+            os.close(fd)
 
 
 def _region_config(config: ServerConfig, published: PublishedGeometry) -> RegionConfig:

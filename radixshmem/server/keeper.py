@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from dataclasses import replace
 from typing import Any
 
 from radixshmem.config import ServerConfig
-from radixshmem.errors import RadixError
+from radixshmem.errors import CorruptRegion, RadixError
 from radixshmem.geometry import Geometry, PublishedGeometry, check_same_geometry
 from radixshmem.index import Index
 from radixshmem.info import ServerInfo
 from radixshmem.names import default_data_name
 from radixshmem.records import RegionConfig
-from radixshmem.region import Access
-from radixshmem.server.builder import build_regions, plan_regions
+from radixshmem.region import Access, open_object
+from radixshmem.server.builder import build_regions, grant_access, plan_regions
 from radixshmem.server.leftovers import (
     Adopt,
     Discard,
@@ -61,6 +62,8 @@ class RegionKeeper:
         self._published: PublishedGeometry | None = None
         self._builder: threading.Thread | None = None
         self._last_stats: dict[str, Any] = {}
+        self._store_fd = -1  # keeps the SlotStore at hand, to see whether it is still whole
+        self._store_bytes = 0
         self.index: Index | None = None
         self.prefault_s = 0.0
         self.num_unfingerprinted = 0
@@ -84,6 +87,7 @@ class RegionKeeper:
         """Publish the regions that ``settle_leftovers`` joined."""
         with self._lock:
             self._state.update(mode="configuring")
+            grant_access(adopted.info.config, self._config.name, self._access)
             self._publish(adopted.index)
         for kept in kept_settings(self._config, adopted.info):
             log.warning("the adopted regions keep %s; --fresh makes them anew", kept)
@@ -164,7 +168,9 @@ class RegionKeeper:
                     if self._state.info.mode == "closing":
                         raise _ClosingError("the server is closing")
                     view.advance(done_bytes, total_bytes)
-                    self._state.update(progress=done_bytes / total_bytes)
+                    progress = round(done_bytes / total_bytes, 2)  # a change wakes every waiting client
+                    if progress != self._state.info.progress:
+                        self._state.update(progress=progress)
 
                 index = build_regions(self._config, plan, self._access, self._machine, advance)
         except _ClosingError:
@@ -185,6 +191,9 @@ class RegionKeeper:
             index.set_fingerprint(self._published.fingerprint)
         else:
             self._published = config.geometry
+        if config.data_bytes:
+            self._store_fd = open_object(config.data_name, config.hugepage_path, own=True)
+            self._store_bytes = os.fstat(self._store_fd).st_size
         self.index = index
         self._state.update(
             mode="ready",
@@ -203,6 +212,15 @@ class RegionKeeper:
         log.error("configuring failed: %s", text, exc_info=None if isinstance(error, RadixError) else error)
 
     # -- serving ----------------------------------------------------------------------------------
+
+    def verify_files(self) -> None:
+        """Raise CorruptRegion when somebody truncated the regions: touching what is gone would be SIGBUS."""
+        with self._lock:
+            if self.index is None:
+                return
+            self.index.verify_file()
+            if self._store_fd >= 0 and os.fstat(self._store_fd).st_size < self._store_bytes:
+                raise CorruptRegion("the SlotStore is corrupt: it was truncated")
 
     def fail(self, error: Exception) -> None:
         """Give up regions that turned out unusable: nobody is served from them again."""
@@ -260,6 +278,9 @@ class RegionKeeper:
         if self.index is not None:
             self.index.close()
             self.index = None
+        if self._store_fd >= 0:
+            os.close(self._store_fd)
+            self._store_fd = -1
 
 
 def describe_budget(config: ServerConfig) -> str:

@@ -46,7 +46,10 @@ class NameLock:
 
 
 def lock_holder(name: str) -> int | None:
-    """Pid, as it saw itself, of the server that runs as ``name``; 0 if unknown; None if none runs."""
+    """Pid, as it saw itself, of the server that runs as ``name``; 0 if unknown; None if none runs.
+
+    Raises PermissionError when the lock file belongs to another user.
+    """
     try:
         fd = os.open(names.lock_path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -41,6 +41,9 @@ def serve(config: ServerConfig) -> ExitCode:
         log.error("%s", error)
         log.debug("where it came from", exc_info=error)
         return exit_code(error)
+    except Exception:
+        log.exception("this should not have happened")
+        return ExitCode.RUNTIME
     return ExitCode.CLEAN
 
 

@@ -54,7 +54,12 @@ class RadixServer:
         self._state = ServerState(_first_info(config))
         self._access = access_of(config)
         self._keeper = RegionKeeper(config, self._state, self._machine, self._access, show_progress)
-        self._upkeep = Upkeep(lambda: self._keeper.index, config.background_evict_ratio, self._keeper.fail)
+        self._upkeep = Upkeep(
+            lambda: self._keeper.index,
+            config.background_evict_ratio,
+            self._keeper.verify_files,
+            self._keeper.fail,
+        )
         self._lock: NameLock | None = None
         self._rpc: grpc.Server | None = None
         self._metrics: MetricsServer | None = None

@@ -26,17 +26,20 @@ _PROBE_HASH = np.zeros(1, np.uint64)
 class Upkeep:
     """A thread that looks after ``read_index()`` once a second while there is one.
 
-    ``on_failure`` is called once with the error that makes a region unusable.
+    ``verify``: raises when the regions' files are not whole any more.  ``on_failure`` is called with the
+    error that makes the regions unusable.
     """
 
     def __init__(
         self,
         read_index: Callable[[], Index | None],
         free_ratio: float,
-        on_failure: Callable[[RadixError], None],
+        verify: Callable[[], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._read_index = read_index
         self._free_ratio = free_ratio
+        self._verify = verify
         self._on_failure = on_failure
         self._stopping = threading.Event()
         self._last_round = time.monotonic()
@@ -64,12 +67,12 @@ class Upkeep:
                 self._go_round(index)
             except IndexBusy as error:
                 log.warning("upkeep put off for a second: %s", error)
-            except RadixError as error:
+            except (RadixError, OSError) as error:
                 if not self._stopping.is_set() and not index.closed:
                     self._on_failure(error)
 
     def _go_round(self, index: Index) -> None:
-        index.verify_file()
+        self._verify()
         reaped = index.reap()
         if reaped.clients:
             log.info(

@@ -320,12 +320,13 @@ def test_named_store_of_another_server_is_not_touched(shm_name: str) -> None:
             assert_bytes(client, path_of(3))
 
 
-def test_regions_that_turn_out_corrupt_are_given_up(shm_name: str) -> None:
+@pytest.mark.parametrize("which", ["", "_data"], ids=["index", "SlotStore"])
+def test_regions_that_are_truncated_are_given_up(which: str, shm_name: str) -> None:
     with Daemon(shm_name, *BUDGET) as daemon:
         daemon.wait_serving()
         with configure(shm_name):
             pass
-        os.truncate(f"/dev/shm{shm_name}", 1 << 20)
+        os.truncate(f"/dev/shm{shm_name}{which}", 4096)
         info = daemon.wait_mode("failed")
         assert "corrupt" in info.last_error
         with configure(shm_name) as client:

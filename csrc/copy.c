@@ -385,3 +385,45 @@ void copy_crew_free(copy_crew *crew)
     pthread_mutex_destroy(&crew->run_lock);
     free(crew);
 }
+
+/* -- copy engines of a GPU ----------------------------------------------------------------- */
+
+/* CUDA_MEMCPY2D_v2 of the driver API, whose ABI is fixed. */
+typedef struct memcpy_side {
+    size_t x_bytes, y;
+    unsigned int memory_type;
+    const void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+} memcpy_side;
+
+typedef struct memcpy_2d {
+    memcpy_side from, to;
+    size_t width, height;
+} memcpy_2d;
+
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+_Static_assert(sizeof(memcpy_2d) == 128, "CUDA_MEMCPY2D_v2 has 128 bytes");
+
+int copy_enqueue(uint64_t memcpy_2d_address, uint64_t stream, int direction, const copy_rows *rows,
+                 uint32_t num_rows, uint64_t slots_address, uint64_t slot_stride,
+                 const int64_t *blocks, const int32_t *slots, uint64_t n)
+{
+    int (*enqueue)(const memcpy_2d *, void *) = (int (*)(const memcpy_2d *, void *))(uintptr_t)memcpy_2d_address;
+    for (uint64_t i = 0; i < n; i++) {
+        for (const copy_rows *r = rows; r < rows + num_rows; r++) {
+            memcpy_side engine = {.memory_type = MEMORY_DEVICE, .pitch = r->engine_pitch,
+                                  .device = r->engine + (uint64_t)blocks[i] * r->block_stride};
+            memcpy_side slot = {.memory_type = MEMORY_HOST, .pitch = r->slot_pitch,
+                                .host = at(slots_address + (uint64_t)slots[i] * slot_stride + r->slot_offset)};
+            memcpy_2d copy = {.from = engine, .to = slot, .width = r->width, .height = r->height};
+            if (direction == COPY_FROM_SLOTS)
+                copy.from = slot, copy.to = engine;
+            int error = enqueue(&copy, at(stream));
+            if (error != 0)
+                return error;
+        }
+    }
+    return 0;
+}

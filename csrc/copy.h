@@ -54,6 +54,23 @@ void copy_crew_free(copy_crew *crew);
 int copy_run(copy_crew *crew, const copy_plan *plan, int direction, const int64_t *blocks,
              const int32_t *slots, uint64_t n, const int *event_fds, uint64_t *bad);
 
+/* Rows that a GPU's copy engine moves with one command per block. */
+typedef struct copy_rows {
+    uint64_t engine;             /* address of row 0 of block 0 */
+    uint64_t block_stride;
+    uint64_t engine_pitch;       /* from one row to the next */
+    uint64_t slot_offset;
+    uint64_t slot_pitch;
+    uint64_t width, height;      /* bytes of a row, rows */
+} copy_rows;
+
+/* Queue the rows of blocks blocks[i] and slots slots[i], i < n, on a stream of the calling thread's
+ * CUDA context.  memcpy_2d is the address of the driver's cuMemcpy2DAsync_v2 (so that building needs
+ * no CUDA).  The caller has checked the ids.  Returns the driver's first error, 0 if there was none. */
+int copy_enqueue(uint64_t memcpy_2d, uint64_t stream, int direction, const copy_rows *rows,
+                 uint32_t num_rows, uint64_t slots_address, uint64_t slot_stride,
+                 const int64_t *blocks, const int32_t *slots, uint64_t n);
+
 /* memcpy of num_bytes by the crew: the limit that copy_run is measured against. */
 void copy_plain(copy_crew *crew, uint64_t to, uint64_t from, uint64_t num_bytes);
 /* CDEF-END */

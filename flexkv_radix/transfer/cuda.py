@@ -2,8 +2,10 @@
 
     engine's process          transfer worker
     cudaMalloc'ed tensors --> CUDA IPC mapping  \
-                                                 one kernel per op and rank, on streams of its own
-    SlotStore (shared)    --> pinned, mapped    /
+                                                 a plan per rank, on streams of the worker's own
+    SlotStore (shared)    --> pinned            /
+
+A plan is either commands for the copy engine (cuda_rows.py) or one kernel (cuda_kernel.py).
 
 Order against the engine's own work
     loads    an op is done when its kernel is: kernels that the engine launches after it saw the
@@ -17,137 +19,58 @@ Order against the engine's own work
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import numpy.typing as npt
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from flexkv_radix.transfer import cuda_driver
 from flexkv_radix.transfer.cuda_driver import Device
-from flexkv_radix.transfer.cuda_kernel import DEFAULT_THREAD_BLOCKS, NUM_THREADS, Arguments, cut, kernel
+from flexkv_radix.transfer.cuda_kernel import DEFAULT_THREAD_BLOCKS, KernelPlan
+from flexkv_radix.transfer.cuda_memory import CudaRankMemory
+from flexkv_radix.transfer.cuda_plans import Plans, RankPlan
 from flexkv_radix.transfer.cuda_queue import Queue, Scratch
-from flexkv_radix.transfer.mover import LayerFds, Pending, PlacedPart, Placement
-from flexkv_radix.transfer.pinning import PinnedRange
-from flexkv_radix.transfer.protocol import OpKind, RankPart, RankPlace, RegisterRank, TransferOp
-from flexkv_radix.transfer.segments import Segment, by_layer, coalesce
-from radixshmem.geometry import ComponentType
-
-
-class CudaRankMemory:
-    """A rank's CUDA storages, mapped through IPC on the rank's own device."""
-
-    def __init__(self, rank: RegisterRank) -> None:
-        self.rank = rank
-        self.device = Device.by_uuid(rank.device_uuid)
-        self.device.activate()
-        self.step_event = cuda_driver.open_event(rank.step_event) if rank.step_event else 0
-        self._allocations: dict[bytes, int] = {}
-        try:
-            self._storages = [self._open(index) for index in range(len(rank.storages))]
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self, index: int) -> int:
-        storage = self.rank.storages[index]
-        if storage.ipc_handle not in self._allocations:
-            self._allocations[storage.ipc_handle] = cuda_driver.open_memory(storage.ipc_handle)
-        base = self._allocations[storage.ipc_handle]
-        _, num_bytes = cuda_driver.address_range(base)
-        if storage.ipc_offset_bytes < 0 or storage.ipc_offset_bytes + storage.num_bytes > num_bytes:
-            raise ValueError(
-                f"{self.rank.place}: storage {index} exceeds its allocation of {num_bytes} bytes"
-            )
-        return base + storage.ipc_offset_bytes
-
-    def tensor_address(self, part: RankPart, tensor: int) -> int:
-        view = part.tensors[tensor]
-        return self._storages[view.storage] + view.offset_bytes
-
-    def close(self) -> None:
-        self.device.activate()
-        while self._allocations:
-            cuda_driver.close_memory(self._allocations.popitem()[1])
-        if self.step_event:
-            cuda_driver.event_destroy(self.step_event)
-            self.step_event = 0
-
-
-class _Table:
-    """One rank's pieces on its device, in groups, and the kernel that fits them."""
-
-    def __init__(self, placement: Placement, placed: PlacedPart, groups: Sequence[Sequence[Segment]]) -> None:
-        assert isinstance(placed.memory, CudaRankMemory)
-        self.memory = placed.memory
-        self.place: RankPlace = placed.place
-        self.layers = [group[0].layer for group in groups]
-        pieces = cut(
-            [[(self.memory.tensor_address(placed.part, s.tensor), s) for s in group] for group in groups]
-        )
-        component = placed.part.component
-        self._pool_address = placement.store.pool_address(component)
-        self._slot_stride = placement.store.pool(component).stride_bytes
-        self.memory.device.activate()
-        self._kernel = kernel(self.memory.device, pieces.vector_bytes(self._pool_address, self._slot_stride))
-        self._num_pieces = len(pieces.pieces)
-        self._pieces = _upload(pieces.pieces)
-        self._group_end = _upload(pieces.group_end)
-
-    def launch(self, op: TransferOp, scratch: Scratch, stream: int, thread_blocks: int) -> None:
-        arguments = Arguments(
-            self._pieces,
-            self._group_end,
-            len(self.layers),
-            int(op.kind is OpKind.D2H),
-            scratch.blocks_address,
-            scratch.slots_address,
-            len(op.slots),
-            self._pool_address,
-            self._slot_stride,
-            scratch.done_address if op.layerwise else 0,
-            scratch.announced_address if op.layerwise else 0,
-        )
-        num_pieces = self._num_pieces * len(op.slots)
-        cuda_driver.launch(self._kernel, min(thread_blocks, num_pieces), NUM_THREADS, stream, arguments)
-
-    def close(self) -> None:
-        self.memory.device.activate()
-        cuda_driver.device_free(self._pieces)
-        cuda_driver.device_free(self._group_end)
-
-
-def _upload(array: npt.NDArray[Any]) -> int:
-    address = cuda_driver.device_alloc(array.nbytes)
-    cuda_driver.copy_to_device(address, array.ctypes.data, array.nbytes)
-    return address
+from flexkv_radix.transfer.mover import LayerFds, Pending, Placement
+from flexkv_radix.transfer.pinning import PinnedRange, chunk_ends, cuts_a_slot
+from flexkv_radix.transfer.protocol import CudaPath, OpKind, TransferOp
 
 
 class _Launched:
-    """One rank's kernel under way."""
+    """One rank's share of an op under way."""
 
-    def __init__(self, queue: Queue, scratch: Scratch, fds: Sequence[int]) -> None:
+    def __init__(self, queue: Queue, scratch: Scratch | None, group_fds: Sequence[int]) -> None:
         self._queue = queue
         self._scratch = scratch
-        self._fds = fds  # by group; empty: nobody waits for groups
+        self._group_fds = group_fds  # of the kernel's groups, in order
         self._num_signalled = 0
-        self._is_done = False
+        self._stages: deque[tuple[int, Sequence[int]]] = deque()
+
+    def add_stage(self, fds: Sequence[int]) -> None:
+        """fds are signalled when everything queued so far is over."""
+        self._stages.append((self._queue.record_event(), fds))
 
     def is_done(self) -> bool:
-        if self._is_done:
-            return True
         self._queue.device.activate()
-        is_done = cuda_driver.is_event_done(self._scratch.event)
-        while self._num_signalled < len(self._fds) and self._scratch.announced[self._num_signalled]:
-            os.eventfd_write(self._fds[self._num_signalled], 1)
+        while self._stages and cuda_driver.is_event_done(self._stages[0][0]):
+            event, fds = self._stages.popleft()
+            for fd in fds:
+                os.eventfd_write(fd, 1)
+            self._queue.give_back_event(event)
+        self._signal_groups()
+        if not self._stages and self._scratch is not None:
+            self._queue.give_back_scratch(self._scratch)
+            self._scratch = None
+        return not self._stages
+
+    def _signal_groups(self) -> None:
+        if self._scratch is None:
+            return
+        while self._num_signalled < len(self._group_fds) and self._scratch.announced[self._num_signalled]:
+            os.eventfd_write(self._group_fds[self._num_signalled], 1)
             self._num_signalled += 1
-        if is_done:
-            self._is_done = True
-            self._queue.give_back(self._scratch)
-        return is_done
 
 
 class _Transfer:
-    """All ranks' kernels of one op."""
+    """All ranks' shares of one op."""
 
     def __init__(self, launched: Sequence[_Launched]) -> None:
         self._launched = launched
@@ -158,74 +81,83 @@ class _Transfer:
 
 
 class CudaMover:
-    """Moves blocks with a kernel per op and rank; start() returns once they are queued."""
+    """Moves blocks on streams of its own; start() returns once they are queued."""
 
-    def __init__(self, placement: Placement, thread_blocks: int) -> None:
-        self._thread_blocks = thread_blocks or DEFAULT_THREAD_BLOCKS
-        memories = {
-            id(placed.memory): placed.memory for parts in placement.parts.values() for placed in parts
-        }
-        devices = {memory.device for memory in memories.values() if isinstance(memory, CudaRankMemory)}
-        for device in devices:
-            device.check_host_pointers()
-            device.activate()
+    def __init__(self, placement: Placement, thread_blocks: int, path: CudaPath) -> None:
+        devices = _devices(placement)
         store = placement.store
+        pools = list(store.pools.values())
+        ends = chunk_ends(store.num_bytes, pools)
         self._pinned = PinnedRange(
-            store.address, store.num_bytes, cuda_driver.host_register, cuda_driver.host_unregister
+            store.address, ends, cuda_driver.host_register, cuda_driver.host_unregister
         )
-        self._stores = _tables(placement, lambda part: [coalesce(part.segments)] if part.stores else [])
-        self._loads = _tables(placement, lambda part: [coalesce(part.segments)])
-        self._layer_loads = _tables(placement, lambda part: by_layer(part.segments))
-        num_groups = max(len(table.layers) for tables in self._layer_loads.values() for table in tables)
-        self._queues = {(device, kind): Queue(device, num_groups) for device in devices for kind in OpKind}
+        if cuts_a_slot(ends, pools):
+            path = CudaPath.KERNEL
+        self._plans = {
+            component: Plans(placement, component, thread_blocks or DEFAULT_THREAD_BLOCKS, path)
+            for component in placement.parts
+        }
+        self._queues = {(device, kind): Queue(device) for device in devices for kind in OpKind}
+        # Commands for many GPUs are queued side by side, for each takes the driver about 2 us.
+        self._threads = {kind: ThreadPoolExecutor(len(devices), f"queue-{kind.name}") for kind in OpKind}
 
     def start(self, op: TransferOp, layer_fds: LayerFds) -> Pending:
+        plans = self._plans[op.component].of(op)
         if len(op.slots) == 0:
-            _signal_all(self._tables(op), layer_fds)
+            _signal_all(plans, layer_fds)
             return _Transfer([])
-        return _Transfer([self._launch(table, op, layer_fds) for table in self._tables(op)])
+        if len(plans) == 1:
+            return _Transfer([self._launch(plans[0], op, layer_fds)])
+        launched = self._threads[op.kind].map(lambda plan: self._launch(plan, op, layer_fds), plans)
+        return _Transfer(list(launched))
 
-    def _tables(self, op: TransferOp) -> Sequence[_Table]:
-        if op.kind is OpKind.D2H:
-            return self._stores[op.component]
-        return self._layer_loads[op.component] if op.layerwise else self._loads[op.component]
-
-    def _launch(self, table: _Table, op: TransferOp, layer_fds: LayerFds) -> _Launched:
-        queue = self._queues[table.memory.device, op.kind]
-        queue.device.activate()
-        scratch = queue.take_scratch(len(op.slots))
-        if table.memory.step_event:
-            cuda_driver.stream_wait(queue.stream, table.memory.step_event)
-        scratch.upload(op, queue.stream)
-        table.launch(op, scratch, queue.stream, self._thread_blocks)
-        cuda_driver.event_record(scratch.event, queue.stream)
-        return _Launched(queue, scratch, _fds(table, layer_fds))
+    def _launch(self, plan: RankPlan, op: TransferOp, layer_fds: LayerFds) -> _Launched:
+        queue = self._queues[plan.memory.device, op.kind]
+        fds = layer_fds[plan.place] if layer_fds is not None else None
+        with queue.lock:
+            queue.device.activate()
+            if plan.memory.step_event:
+                cuda_driver.stream_wait(queue.stream, plan.memory.step_event)
+            if isinstance(plan.work, KernelPlan):
+                scratch = queue.take_scratch(len(op.slots), len(plan.layers))
+                plan.work.enqueue(op, scratch, queue.stream)
+                launched = _Launched(queue, scratch, _pick(fds, plan.layers))
+                launched.add_stage(())
+                return launched
+            launched = _Launched(queue, None, ())
+            for stage in plan.work:
+                stage.rows.enqueue(op, queue.stream)
+                launched.add_stage(_pick(fds, stage.layers))
+            return launched
 
     def close(self) -> None:
+        for threads in self._threads.values():
+            threads.shutdown()
         for queue in self._queues.values():
             queue.close()
-        for tables in (self._stores, self._loads, self._layer_loads):
-            for table in (table for of_component in tables.values() for table in of_component):
-                table.close()
+        for plans in self._plans.values():
+            plans.close()
         self._pinned.close()
 
 
-def _tables(
-    placement: Placement, groups_of: Callable[[RankPart], Sequence[Sequence[Segment]]]
-) -> dict[ComponentType, list[_Table]]:
-    return {
-        component: [
-            _Table(placement, placed, groups) for placed in parts if (groups := groups_of(placed.part))
-        ]
-        for component, parts in placement.parts.items()
-    }
+def _devices(placement: Placement) -> set[Device]:
+    """The ranks' devices, one of them active; RuntimeError if one cannot do what transfers need."""
+    devices = set()
+    for parts in placement.parts.values():
+        for placed in parts:
+            assert isinstance(placed.memory, CudaRankMemory)
+            devices.add(placed.memory.device)
+    for device in devices:
+        device.check_host_pointers()
+        device.activate()
+    return devices
 
 
-def _fds(table: _Table, layer_fds: LayerFds) -> list[int]:
-    return [layer_fds[table.place][layer] for layer in table.layers] if layer_fds is not None else []
+def _pick(fds: Sequence[int] | None, layers: Iterable[int]) -> list[int]:
+    return [fds[layer] for layer in layers] if fds is not None else []
 
 
-def _signal_all(tables: Iterable[_Table], layer_fds: LayerFds) -> None:
-    for table in tables:
-        for fd in _fds(table, layer_fds):
+def _signal_all(plans: Iterable[RankPlan], layer_fds: LayerFds) -> None:
+    for plan in plans:
+        for fd in _pick(layer_fds[plan.place] if layer_fds is not None else None, plan.layers):
             os.eventfd_write(fd, 1)

@@ -67,7 +67,7 @@ def _library() -> ctypes.CDLL:
         except OSError:
             continue
     raise RuntimeError(
-        f"CUDA tensors need NVRTC, found none of {candidates}: install nvidia-cuda-nvrtc or a CUDA build of torch"
+        f"CUDA tensors need NVRTC, none of {candidates} loads: install nvidia-cuda-nvrtc or CUDA's torch"
     )
 
 

@@ -72,10 +72,18 @@ def _error_name(library: ctypes.CDLL, code: int) -> str:
 
 def call(name: str, *arguments: Any) -> None:
     """Call a function of the driver API; CudaError unless it succeeds."""
-    library = _library()
-    code = getattr(library, name)(*arguments)
+    check(name, getattr(_library(), name)(*arguments))
+
+
+def check(what: str, code: int) -> None:
+    """CudaError unless code is the driver's for success."""
     if code != _SUCCESS:
-        raise CudaError(name, _error_name(library, code))
+        raise CudaError(what, _error_name(_library(), code))
+
+
+def function_address(name: str) -> int:
+    """Where a function of the driver API is, for C code to call."""
+    return ctypes.cast(getattr(_library(), name), c_void_p).value or 0
 
 
 def _made(name: str, *arguments: Any) -> int:
@@ -158,8 +166,8 @@ def export_memory(address: int, num_bytes: int) -> StorageHandle:
         call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
     except CudaError as error:
         raise RuntimeError(
-            f"kv_caches: this CUDA memory cannot be shared with the transfer worker ({error.code}); KV tensors"
-            " need plain cudaMalloc memory: unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF"
+            f"kv_caches: this CUDA memory cannot be shared with the transfer worker ({error.code}); "
+            "KV tensors need plain cudaMalloc memory: unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF"
         ) from error
     return StorageHandle(num_bytes, bytes(handle), address - base)
 
@@ -265,10 +273,9 @@ def event_destroy(event: int) -> None:
 
 def is_event_done(event: int) -> bool:
     """Whether what was recorded is over; CudaError when it failed."""
-    library = _library()
-    code = library.cuEventQuery(c_void_p(event))
-    if code not in (_SUCCESS, _NOT_READY):
-        raise CudaError("transfer", _error_name(library, code))
+    code = _library().cuEventQuery(c_void_p(event))
+    if code != _NOT_READY:
+        check("transfer", code)
     return bool(code == _SUCCESS)
 
 

@@ -21,6 +21,8 @@ import numpy.typing as npt
 from flexkv_radix.transfer import cuda_driver
 from flexkv_radix.transfer.cuda_compiler import compile_program
 from flexkv_radix.transfer.cuda_driver import Device
+from flexkv_radix.transfer.cuda_queue import Scratch
+from flexkv_radix.transfer.protocol import OpKind, TransferOp
 from flexkv_radix.transfer.segments import Segment
 
 NUM_THREADS = 512
@@ -145,8 +147,54 @@ def cut(groups: Sequence[Sequence[tuple[int, Segment]]]) -> Pieces:
     return Pieces(np.array(pieces, dtype=PIECE), np.array(group_end, dtype=np.uint32))
 
 
+class KernelPlan:
+    """Pieces on a device, which has to be active for every call, and the kernel that fits them."""
+
+    def __init__(
+        self, device: Device, pieces: Pieces, pool_address: int, slot_stride_bytes: int, thread_blocks: int
+    ) -> None:
+        self._device = device
+        self._thread_blocks = thread_blocks
+        self._pool_address = pool_address
+        self._slot_stride_bytes = slot_stride_bytes
+        self._kernel = _kernel(device, pieces.vector_bytes(pool_address, slot_stride_bytes))
+        self._num_pieces, self._num_groups = len(pieces.pieces), pieces.num_groups
+        self._pieces = _upload(pieces.pieces)
+        self._group_end = _upload(pieces.group_end)
+
+    def enqueue(self, op: TransferOp, scratch: Scratch, stream: int) -> None:
+        """Queue op's kernel; with layerwise ops it announces groups in scratch."""
+        scratch.upload(op, stream)
+        arguments = Arguments(
+            self._pieces,
+            self._group_end,
+            self._num_groups,
+            int(op.kind is OpKind.D2H),
+            scratch.blocks_address,
+            scratch.slots_address,
+            len(op.slots),
+            self._pool_address,
+            self._slot_stride_bytes,
+            scratch.done_address if op.layerwise else 0,
+            scratch.announced_address if op.layerwise else 0,
+        )
+        thread_blocks = min(self._thread_blocks, self._num_pieces * len(op.slots))
+        cuda_driver.launch(self._kernel, thread_blocks, NUM_THREADS, stream, arguments)
+
+    def close(self) -> None:
+        self._device.activate()
+        cuda_driver.device_free(self._pieces)
+        cuda_driver.device_free(self._group_end)
+
+
+def _upload(array: npt.NDArray[Any]) -> int:
+    address = cuda_driver.device_alloc(array.nbytes)
+    cuda_driver.copy_to_device(address, array.ctypes.data, array.nbytes)
+    return address
+
+
 @functools.cache
-def kernel(device: Device, vector_bytes: int) -> int:
+def _kernel(device: Device, vector_bytes: int) -> int:
     """move_blocks for accesses of vector_bytes, loaded on device, which has to be active."""
     defines = {
         "VECTOR": _VECTORS[vector_bytes],

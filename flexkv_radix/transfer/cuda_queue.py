@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import numpy as np
 
@@ -24,7 +25,6 @@ class Scratch:
     def __init__(self, max_ids: int, num_groups: int) -> None:
         self.max_ids = max_ids
         self.num_groups = num_groups
-        self.event = cuda_driver.new_event()
         self.blocks_address = cuda_driver.device_alloc(max_ids * _BYTES_PER_ID)
         self.done_address = cuda_driver.device_alloc(4 * num_groups)
         cuda_driver.device_clear(self.done_address, 4 * num_groups)
@@ -44,30 +44,41 @@ class Scratch:
         cuda_driver.copy_to_device_async(self.blocks_address, self._host_address, num_bytes, stream)
 
     def close(self) -> None:
-        cuda_driver.event_destroy(self.event)
         cuda_driver.device_free(self.blocks_address)
         cuda_driver.device_free(self.done_address)
         cuda_driver.host_free(self._host_address)
 
 
 class Queue:
-    """Used by one thread: the lane of its direction."""
+    """A stream, its events and scratch.  lock: held to queue an op, when several threads do."""
 
-    def __init__(self, device: Device, num_groups: int) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
-        self._num_groups = num_groups
+        self.lock = threading.Lock()
         self._idle: list[Scratch] = []
+        self._idle_events: list[int] = []
         device.activate()
         self.stream = cuda_driver.new_stream()
 
-    def take_scratch(self, num_ids: int) -> Scratch:
+    def take_scratch(self, num_ids: int, num_groups: int) -> Scratch:
         """Scratch for an op of num_ids; the device has to be active."""
         for index, scratch in enumerate(self._idle):
-            if scratch.max_ids >= num_ids:
+            if scratch.max_ids >= num_ids and scratch.num_groups >= num_groups:
                 return self._idle.pop(index)
-        return Scratch(max(_MIN_IDS, 1 << (num_ids - 1).bit_length()), self._num_groups)
+        return Scratch(max(_MIN_IDS, 1 << (num_ids - 1).bit_length()), num_groups)
 
-    def give_back(self, scratch: Scratch) -> None:
+    def record_event(self) -> int:
+        """An event that is over when everything queued so far is."""
+        event = self._idle_events.pop() if self._idle_events else cuda_driver.new_event()
+        cuda_driver.event_record(event, self.stream)
+        return event
+
+    def give_back_event(self, event: int) -> None:
+        """event is over."""
+        self._idle_events.append(event)
+
+    def give_back_scratch(self, scratch: Scratch) -> None:
+        """What scratch was taken for is over."""
         self._idle.append(scratch)
 
     def close(self) -> None:
@@ -75,5 +86,8 @@ class Queue:
         cuda_driver.stream_synchronize(self.stream)
         for scratch in self._idle:
             scratch.close()
+        for event in self._idle_events:
+            cuda_driver.event_destroy(event)
         self._idle.clear()
+        self._idle_events.clear()
         cuda_driver.stream_destroy(self.stream)

@@ -67,7 +67,8 @@ def _check_pools(spec: StoreSpec, num_bytes: int) -> None:
         end_bytes = pool.offset_bytes + pool.num_slots * pool.stride_bytes
         if end_bytes > num_bytes:
             raise ValueError(
-                f"{spec.path}: the {pool.component.name} pool ends at byte {end_bytes}, the file at {num_bytes}"
+                f"{spec.path}: the {pool.component.name} pool ends at byte {end_bytes}"
+                f" of a file of {num_bytes} bytes"
             )
 
 

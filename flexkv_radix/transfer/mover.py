@@ -68,6 +68,15 @@ class Placement:
         """Blocks that every rank has."""
         return min(placed.part.num_blocks for placed in self.parts[component])
 
+    def is_on_device(self) -> bool:
+        """Whether the tensors are CUDA's; ValueError if some are and some are not."""
+        on_device = {
+            bool(placed.memory.rank.device_uuid) for parts in self.parts.values() for placed in parts
+        }
+        if len(on_device) > 1:
+            raise ValueError("some ranks registered CPU tensors and some CUDA tensors")
+        return on_device.pop()
+
     def moved_bytes(self, op: TransferOp) -> int:
         """Bytes that op moves, all ranks together."""
         return len(op.slots) * sum(

@@ -161,6 +161,14 @@ class LayerwiseSocket:
     pp_rank: int = 0
 
 
+class CudaPath(IntEnum):
+    """What moves the blocks of CUDA tensors."""
+
+    AUTO = 0  # the copy engine where a block is few long commands, else a kernel
+    KERNEL = 1
+    COPY_ENGINE = 2
+
+
 @dataclass(frozen=True)
 class TransferConfig:
     """Everything that the worker of one engine is started with."""
@@ -169,7 +177,8 @@ class TransferConfig:
     num_ranks: int  # the worker is ready once so many have registered
     register_endpoint: str  # Unix socket path, "ipc://" allowed
     copy_threads: int = 0  # CPU tensors, per direction; 0: chosen from the number of cores
-    thread_blocks: int = 0  # CUDA; 0: the measured default
+    thread_blocks: int = 0  # of a CUDA kernel; 0: the measured default
+    cuda_path: CudaPath = CudaPath.AUTO
     layerwise_sockets: tuple[LayerwiseSocket, ...] = ()
 
 

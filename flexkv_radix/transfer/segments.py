@@ -85,7 +85,8 @@ def check_segments(
             )
         if s.slot_offset_bytes + s.num_bytes > slot_bytes:
             raise ValueError(
-                f"segments[{index}]: ends at byte {s.slot_offset_bytes + s.num_bytes} of a slot of {slot_bytes}"
+                f"segments[{index}]: ends at byte {s.slot_offset_bytes + s.num_bytes}"
+                f" of a slot of {slot_bytes} bytes"
             )
 
 

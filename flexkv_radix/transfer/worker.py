@@ -4,7 +4,7 @@ It runs apart from the engine so that copies and driver calls never hold up the 
 and so that a crash of one is not a crash of the other.  It never outlives its parent: the engine's
 staged slots go to others once the lease, of which it holds a dup, is released.
 
-    waiting for ranks --all registered--> ready --a rank left--> waiting for ranks
+One loop answers the engine and its ranks; lanes (threads) do the work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from flexkv_radix.transfer.lane import Equipment, Lane
+from flexkv_radix.transfer.crew import Crew
+from flexkv_radix.transfer.lane import Lane
 from flexkv_radix.transfer.mapping import MappedStore
-from flexkv_radix.transfer.mover import Mover, Placement, RankMemory, place
+from flexkv_radix.transfer.mover import Mover, Placement, RankMemory
 from flexkv_radix.transfer.protocol import (
     DeviceMarked,
     Failed,
@@ -33,7 +34,6 @@ from flexkv_radix.transfer.protocol import (
     Message,
     OpKind,
     OpResult,
-    RankPlace,
     Ready,
     Register,
     Registered,
@@ -56,25 +56,26 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Answers the engine and its ranks, and equips the lanes while all ranks are there."""
+    """Answers the engine and its ranks."""
 
     def __init__(self, engine: Channel, config: TransferConfig) -> None:
         self._engine = engine
         self._send_lock = threading.Lock()
         self._config = config
-        self._store = MappedStore(config.store)
-        self._ranks: dict[Channel, RankMemory] = {}
-        self._mover: Mover | None = None
-        self._equipment: Equipment | str = "no rank has registered its KV tensors"
         self._signals = LayerSignals(config.layerwise_sockets)
         self._listener = listen(config.register_endpoint)
         self._lanes = {kind: Lane(kind, self._report) for kind in OpKind}
+        self._device_marked = threading.Event()
+        self._crew = Crew(
+            MappedStore(config.store), config.num_ranks, self._signals, self._new_mover, self._drain
+        )
+        self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._watch(engine.sock, self._serve_engine)
         self._watch(self._listener, self._accept_rank)
+        self._watch(self._crew.wake_fd, self._take_mover)
         for sock, pp_rank in self._signals.listeners:
             self._watch(sock, functools.partial(self._accept_eventfds, sock, pp_rank))
-        self._is_stopping = False
 
     def run(self) -> None:
         """Serve until the engine says stop."""
@@ -85,8 +86,8 @@ class Worker:
             lane.stop()
         self._remove_sockets()
 
-    def _watch(self, sock: socket.socket, serve: Callable[[], None]) -> None:
-        self._selector.register(sock, selectors.EVENT_READ, serve)
+    def _watch(self, file: socket.socket | int, serve: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, serve)
 
     def _remove_sockets(self) -> None:
         paths = [socket_path(self._config.register_endpoint)]
@@ -97,13 +98,17 @@ class Worker:
     # -- the engine
 
     def _serve_engine(self) -> None:
-        messages = self._engine.receive_available()
-        for message in messages:
-            if isinstance(message, Submit):
-                for op in message.ops:
-                    self._lanes[op.kind].submit(op, self._equipment)
-            elif isinstance(message, Stop):
-                self._is_stopping = True
+        for message in self._engine.receive_available():
+            match message:
+                case Submit(ops=ops):
+                    for op in ops:
+                        self._lanes[op.kind].submit(op, self._crew.equipment)
+                case DeviceMarked():
+                    self._device_marked.set()
+                case Stop():
+                    self._is_stopping = True
+                case _:
+                    raise RuntimeError(f"unexpected {type(message).__name__} from the engine")
         if not self._engine.is_open:
             os._exit(0)  # the engine is gone: not a byte more into its slots
 
@@ -113,13 +118,6 @@ class Worker:
     def _send(self, message: Message) -> None:
         with self._send_lock:
             self._engine.send(message)
-
-    def _mark_device(self) -> None:
-        """Have the engine flag its client entry before slots are registered with a device."""
-        self._send(MarkDevice())
-        reply = self._engine.receive()
-        if not isinstance(reply, DeviceMarked):
-            raise RuntimeError(f"the engine answered MarkDevice with {reply}")
 
     # -- ranks
 
@@ -134,64 +132,42 @@ class Worker:
             channel.close()
             return
         try:
-            placement = self._add_rank(channel, rank, fds)
+            self._crew.add(channel, _map_rank(rank, fds))
         except Exception as error:
             _reply(channel, str(error))
             raise
         finally:
             close_fds(fds)
-        _reply(channel, "")
-        if placement is not None:
-            self._equip(placement)
-
-    def _add_rank(self, channel: Channel, rank: RegisterRank, fds: list[int]) -> Placement | None:
-        """Map a rank's memory; the placement of all ranks if it was the last one."""
-        self._ranks[channel] = _map_rank(rank, fds)
         self._watch(channel.sock, functools.partial(self._serve_rank, channel))
-        logger.info("%s registered, %d of %d", rank.place, len(self._ranks), self._config.num_ranks)
-        if len(self._ranks) < self._config.num_ranks:
-            return None
-        return place(self._store, list(self._ranks.values()))
+        _reply(channel, "")
+        logger.info("%s registered", rank.place)
 
     def _serve_rank(self, channel: Channel) -> None:
         channel.receive_available()
-        if channel.is_open:
-            return
-        self._selector.unregister(channel.sock)
-        memory = self._ranks.pop(channel)
-        self._unequip(f"{memory.rank.place} is gone")
-        memory.close()
-        channel.close()
+        if not channel.is_open:
+            self._selector.unregister(channel.sock)
+            self._crew.remove(channel)
+            channel.close()
 
-    def _equip(self, placement: Placement) -> None:
-        self._mover = self._new_mover(placement)
-        self._signals.bind(_num_layers(placement))
-        self._equipment = Equipment(placement, self._mover, self._signals)
-        self._send(Ready())
-
-    def _unequip(self, why: str) -> None:
-        self._equipment = why
-        self._drain()
-        if self._mover is not None:
-            self._mover.close()
-        self._mover = None
+    def _take_mover(self) -> None:
+        if self._crew.take_mover():
+            self._send(Ready())
 
     def _drain(self) -> None:
         for lane in self._lanes.values():
             lane.drain()
 
     def _new_mover(self, placement: Placement) -> Mover:
-        on_device = {bool(memory.rank.device_uuid) for memory in self._ranks.values()}
-        if len(on_device) > 1:
-            raise ValueError("some ranks registered CPU tensors and some CUDA tensors")
-        if on_device.pop():
-            from flexkv_radix.transfer.cuda import CudaMover
+        """Called beside the loop."""
+        if not placement.is_on_device():
+            from flexkv_radix.transfer.cpu import CpuMover
 
-            self._mark_device()
-            return CudaMover(placement, self._config.thread_blocks)
-        from flexkv_radix.transfer.cpu import CpuMover
+            return CpuMover(placement, self._config.copy_threads)
+        from flexkv_radix.transfer.cuda import CudaMover
 
-        return CpuMover(placement, self._config.copy_threads)
+        self._send(MarkDevice())  # the client's slots need a quarantine from now on, should it die
+        self._device_marked.wait()
+        return CudaMover(placement, self._config.thread_blocks, self._config.cuda_path)
 
     def _accept_eventfds(self, listener: socket.socket, pp_rank: int) -> None:
         self._drain()  # replacing eventfds closes the earlier ones
@@ -216,21 +192,12 @@ def _reply(channel: Channel, error: str) -> None:
 
 def _map_rank(rank: RegisterRank, fds: list[int]) -> RankMemory:
     if rank.device_uuid:
-        from flexkv_radix.transfer.cuda import CudaRankMemory
+        from flexkv_radix.transfer.cuda_memory import CudaRankMemory
 
         return CudaRankMemory(rank)
     from flexkv_radix.transfer.cpu import CpuRankMemory
 
     return CpuRankMemory(rank, fds)
-
-
-def _num_layers(placement: Placement) -> dict[RankPlace, int]:
-    num_layers: dict[RankPlace, int] = {}
-    for parts in placement.parts.values():
-        for placed in parts:
-            last = max(segment.layer for segment in placed.part.segments)
-            num_layers[placed.place] = max(num_layers.get(placed.place, 0), last + 1)
-    return num_layers
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -17,6 +17,7 @@ from shared_engine import Engine, EnginePart, Store, wait_for
 
 from flexkv_radix.transfer.handle import TransferHandle
 from flexkv_radix.transfer.protocol import (
+    CudaPath,
     LayerwiseSocket,
     RankPart,
     RankPlace,
@@ -76,12 +77,13 @@ def start_gpu_engine(
     num_ranks: int = 0,
     layerwise: bool = False,
     thread_blocks: int = 0,
+    path: CudaPath = CudaPath.AUTO,
     marks: list[int] | None = None,
 ) -> Iterator[Engine]:
     """A worker to which ranks (of this process) are registered; num_ranks counts others' too."""
     sockets = (LayerwiseSocket(str(directory / "layerwise")),) if layerwise else ()
     config = TransferConfig(
-        store.spec, num_ranks or len(ranks), f"{directory}/register", 0, thread_blocks, sockets
+        store.spec, num_ranks or len(ranks), f"{directory}/register", 0, thread_blocks, path, sockets
     )
     lease_fd = os.memfd_create("lease")
     marked = [] if marks is None else marks
@@ -105,7 +107,10 @@ class GpuRankProcess:
     def __init__(self, endpoint: str, tp_rank: int, seed: int, device: str) -> None:
         script = Path(__file__).with_name("gpu_rank_main.py")
         command = [sys.executable, str(script), endpoint, str(tp_rank), str(seed), device]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def ask(self, command: str) -> np.ndarray:
         """Answer to a command: an array that the process saved."""

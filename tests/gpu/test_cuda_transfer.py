@@ -19,7 +19,7 @@ from flexkv_radix.layerwise import LayerEvents
 from flexkv_radix.layout import KVCacheLayout, KVCacheLayoutType
 from flexkv_radix.transfer import cuda_driver
 from flexkv_radix.transfer.pinning import PinnedRange
-from flexkv_radix.transfer.protocol import OpKind, RankPlace, TransferDied
+from flexkv_radix.transfer.protocol import CudaPath, OpKind, RankPlace, TransferDied
 from radixshmem.geometry import ComponentType
 
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
@@ -44,15 +44,16 @@ def _is_dead(engine: Engine) -> bool:
     return False
 
 
+@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.COPY_ENGINE])
 @pytest.mark.parametrize(
     ("name", "gap_bytes"), [*((name, 24) for name in PARTS), ("layerfirst", 0), ("blockfirst", 1)]
 )
-def test_round_trips(name: str, gap_bytes: int, tmp_path: Path) -> None:
+def test_round_trips(name: str, gap_bytes: int, path: CudaPath, tmp_path: Path) -> None:
     """Random blocks and slots, every access width that the addresses allow."""
     part = _part(name)
     rng = np.random.default_rng(17)
     with open_store({FULL: part.model.share_bytes}, NUM_SLOTS, gap_bytes) as store:
-        with start_gpu_engine(store, [registration([part], RankPlace())], tmp_path) as engine:
+        with start_gpu_engine(store, [registration([part], RankPlace())], tmp_path, path=path) as engine:
             slots = store.slots()
             scramble(rng, store.gaps())
             gaps = store.gaps().copy()
@@ -74,13 +75,14 @@ def test_round_trips(name: str, gap_bytes: int, tmp_path: Path) -> None:
             assert np.array_equal(store.gaps(), gaps)
 
 
-@pytest.mark.parametrize("thread_blocks", [1, 5, 64])
+@pytest.mark.parametrize("thread_blocks", [0, 1, 5, 64], ids=["copy engine", "1", "5", "64"])
 def test_large_blocks_and_many_ops_in_flight(thread_blocks: int, tmp_path: Path) -> None:
     part = _large_part()
     rng = np.random.default_rng(23)
     with open_store({FULL: part.model.share_bytes}, 64) as store:
         ranks = [registration([part], RankPlace())]
-        with start_gpu_engine(store, ranks, tmp_path, thread_blocks=thread_blocks) as engine:
+        path = CudaPath.KERNEL if thread_blocks else CudaPath.COPY_ENGINE
+        with start_gpu_engine(store, ranks, tmp_path, thread_blocks=thread_blocks, path=path) as engine:
             scramble(rng, *part.model.tensors)
             part.push()
             blocks, ids = rng.permutation(64), rng.permutation(64)
@@ -163,12 +165,13 @@ def test_without_an_event_stores_do_not_wait(tmp_path: Path) -> None:
             torch.cuda.synchronize()
 
 
-def test_layers_are_signalled_when_their_bytes_are_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.AUTO], ids=["kernel", "copy engine"])
+def test_layers_are_signalled_when_their_bytes_are_there(path: CudaPath, tmp_path: Path) -> None:
     part = _large_part()
     rng = np.random.default_rng(31)
     with open_store({FULL: part.model.share_bytes}, 64) as store:
         ranks = [registration([part], RankPlace())]
-        with start_gpu_engine(store, ranks, tmp_path, layerwise=True) as engine:
+        with start_gpu_engine(store, ranks, tmp_path, layerwise=True, path=path) as engine:
             events = LayerEvents(36)
             events.connect(f"{tmp_path}/layerwise", 0, 1)
             scramble(rng, store.slots())
@@ -233,12 +236,13 @@ def test_pinning_rolls_back_when_a_chunk_is_refused() -> None:
     memory = torch.zeros(4 << 20, dtype=torch.uint8)
     address = (memory.data_ptr() + 4095) & ~4095
     chunk = 1 << 20
-    arguments = (cuda_driver.host_register, cuda_driver.host_unregister, chunk)
-    blocker = PinnedRange(address + 2 * chunk, 4096, *arguments)
+    driver = (cuda_driver.host_register, cuda_driver.host_unregister)
+    ends = [chunk, 2 * chunk, 3 * chunk]
+    blocker = PinnedRange(address + 2 * chunk, [4096], *driver)
     with pytest.raises(cuda_driver.CudaError, match="ALREADY_REGISTERED"):
-        PinnedRange(address, 3 * chunk, *arguments)
+        PinnedRange(address, ends, *driver)
     blocker.close()
-    PinnedRange(address, 3 * chunk, *arguments).close()
+    PinnedRange(address, ends, *driver).close()
 
 
 def test_memory_that_cannot_be_shared_names_the_setting() -> None:

@@ -33,6 +33,7 @@ from flexkv_radix.transfer.protocol import (
     TransferOp,
     encode,
 )
+from flexkv_radix.transfer.registration import Registration, register_rank
 from flexkv_radix.transfer.segments import Segment
 from radixshmem.geometry import ComponentType
 
@@ -138,16 +139,17 @@ class EnginePart:
         return RankPart(self.component, self.num_blocks, views, tuple(segments), self.replicated)
 
     def block(self, number: int) -> np.ndarray:
-        """Bytes of a block in slot order, found without segments."""
-        runs, first = [], 0
-        for layout, num_tensors in zip(self.layouts, self.tensors_per_layout, strict=True):
-            runs.append(_block_of(layout, self.tensors[first : first + num_tensors], self.itemsize, number))
-            first += num_tensors
-        return np.concatenate(runs)
+        """Bytes of a block in slot order."""
+        return self.blocks()[number]
 
     def blocks(self) -> np.ndarray:
-        """[num_blocks, share_bytes], a copy."""
-        return np.stack([self.block(number) for number in range(self.num_blocks)])
+        """[num_blocks, share_bytes], a copy; found without segments."""
+        runs, first = [], 0
+        for layout, num_tensors in zip(self.layouts, self.tensors_per_layout, strict=True):
+            tensors = self.tensors[first : first + num_tensors]
+            runs.append(_blocks_of(layout, tensors, self.itemsize)[: self.num_blocks])
+            first += num_tensors
+        return np.concatenate(runs, axis=1)
 
 
 def _tensor_bytes(layout: BlockLayout, num_tensors: int, itemsize: int) -> int:
@@ -162,16 +164,13 @@ def _tensor_bytes(layout: BlockLayout, num_tensors: int, itemsize: int) -> int:
     return int(np.prod(layout.kv_shape)) * itemsize // num_tensors
 
 
-def _block_of(layout: BlockLayout, tensors: Sequence[np.ndarray], itemsize: int, number: int) -> np.ndarray:
+def _blocks_of(layout: BlockLayout, tensors: Sequence[np.ndarray], itemsize: int) -> np.ndarray:
     if isinstance(layout, OpaqueBlockLayout):
-        at = number * layout.block_stride_bytes
-        if len(tensors) == 1 and layout.num_layer > 1:
-            starts = [
-                (tensors[0], layer * layout.layer_stride_bytes + at) for layer in range(layout.num_layer)
-            ]
-        else:
-            starts = [(tensor, at) for tensor in tensors]
-        return np.concatenate([tensor[start : start + layout.bytes_per_layer] for tensor, start in starts])
+        if len(tensors) == 1:
+            tensors = [tensors[0][layer * layout.layer_stride_bytes :] for layer in range(layout.num_layer)]
+        starts = np.arange(layout.num_block)[:, None] * layout.block_stride_bytes
+        columns = starts + np.arange(layout.bytes_per_layer)
+        return np.concatenate([tensor[columns] for tensor in tensors], axis=1)
     assert isinstance(layout, KVCacheLayout)
     if len(tensors) == layout.num_layer * layout.kv_dim and layout.kv_dim == 2:  # all K, then all V
         tensors = [
@@ -179,7 +178,7 @@ def _block_of(layout: BlockLayout, tensors: Sequence[np.ndarray], itemsize: int,
         ]
     whole = np.concatenate(tensors).reshape(*layout.kv_shape, itemsize)
     block_axis = {"LAYERFIRST": 2, "BLOCKFIRST": 0, "LAYERBLOCK": 1}[layout.type.value]
-    return np.take(whole, number, axis=block_axis).reshape(-1)
+    return np.moveaxis(whole, block_axis, 0).reshape(layout.num_block, -1)
 
 
 @dataclass
@@ -198,6 +197,10 @@ class EngineRank:
     @property
     def fds(self) -> list[int]:
         return [fd for part in self.parts for fd in part.fds]
+
+    def register(self, endpoint: str) -> Registration:
+        """Register from this process."""
+        return register_rank(endpoint, self.message(), self.fds, timeout_s=DEADLINE_S)
 
     def spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
         """Register from a process of its own, which stays until its stdin is closed."""
@@ -218,7 +221,7 @@ class Engine:
     handle: TransferHandle
     store: Store
     ranks: Sequence[EngineRank]
-    processes: list[subprocess.Popen[bytes]]
+    processes: list[subprocess.Popen[bytes]]  # of the ranks, if they are processes of their own
     config: TransferConfig
     op_ids: Iterator[int] = field(default_factory=itertools.count)
 
@@ -258,25 +261,39 @@ def start_engine(
     *,
     copy_threads: int = 2,
     layerwise: bool = False,
+    spawn: bool | None = None,
 ) -> Iterator[Engine]:
-    """Spawn worker and ranks and wait until they are ready."""
+    """Start a worker with its ranks and wait until they are ready.
+
+    spawn: the ranks are processes; by default if there are several.
+    """
     sockets = tuple(
         LayerwiseSocket(str(directory / f"layerwise_pp{pp}"), pp)
         for pp in sorted({r.place.pp_rank for r in ranks})
     )
     config = TransferConfig(
-        store.spec, len(ranks), f"ipc://{directory}/register", copy_threads, 0, sockets if layerwise else ()
+        store.spec,
+        len(ranks),
+        f"ipc://{directory}/register",
+        copy_threads,
+        layerwise_sockets=sockets if layerwise else (),
     )
     lease_fd = lease_file()
     handle = TransferHandle(config, lease_fd=lease_fd)
     handle.start()
     os.close(lease_fd)
-    processes = [rank.spawn(config.register_endpoint) for rank in ranks]
+    processes, registrations = [], []
     try:
+        if spawn or (spawn is None and len(ranks) > 1):
+            processes += [rank.spawn(config.register_endpoint) for rank in ranks]
+        else:
+            registrations += [rank.register(config.register_endpoint) for rank in ranks]
         wait_for(handle.is_ready, "the worker's readiness")
         yield Engine(handle, store, ranks, processes, config)
     finally:
         handle.shutdown()
+        for registration in registrations:
+            registration.close()
         for process in processes:
             stop_rank(process)
 

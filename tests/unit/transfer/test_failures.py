@@ -117,13 +117,14 @@ def test_tensor_parallel_op_fails_as_a_whole_if_one_rank_lacks_the_block(tmp_pat
             assert not store.slots().any()
 
 
-def test_a_rank_that_left_fails_ops_until_it_is_back(engine, part) -> None:
-    stop_rank(engine.processes[0])
-    wait_for(lambda: not engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "failure")
-    (result,) = engine.run(engine.op(OpKind.D2H, [0], [0]))
-    assert "is gone" in result.error
-    engine.processes[0] = engine.ranks[0].spawn(engine.config.register_endpoint)
-    wait_for(lambda: engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "recovery")
+def test_a_rank_that_left_fails_ops_until_it_is_back(part, store, tmp_path) -> None:
+    with start_engine(store, [EngineRank(RankPlace(), [part])], tmp_path, spawn=True) as engine:
+        stop_rank(engine.processes[0])
+        wait_for(lambda: not engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "failure")
+        (result,) = engine.run(engine.op(OpKind.D2H, [0], [0]))
+        assert "is gone" in result.error
+        engine.processes[0] = engine.ranks[0].spawn(engine.config.register_endpoint)
+        wait_for(lambda: engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "recovery")
 
 
 def test_a_killed_worker_is_noticed(engine) -> None:

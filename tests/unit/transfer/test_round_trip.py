@@ -92,16 +92,15 @@ def check_round_trip(engine, parts, rng, component=FULL, *, rounds: int = 6) -> 
             assert np.array_equal(part.blocks(), blocks_of_rank)
 
 
-@pytest.mark.parametrize("copy_threads", [1, 3])
 @pytest.mark.parametrize("name", PARTS)
-def test_every_layout(name: str, copy_threads: int, tmp_path: Path) -> None:
+def test_every_layout(name: str, tmp_path: Path) -> None:
     part = PARTS[name]()
     rng = np.random.default_rng(7)
     with open_store({FULL: part.share_bytes}, NUM_SLOTS, slot_gap_bytes=24) as store:
         scramble(rng, store.gaps())
         gaps = store.gaps().copy()
         with start_engine(
-            store, [EngineRank(RankPlace(), [part])], tmp_path, copy_threads=copy_threads
+            store, [EngineRank(RankPlace(), [part])], tmp_path, copy_threads=1 + len(name) % 3
         ) as engine:
             check_round_trip(engine, [(part, 0, True)], rng)
         assert np.array_equal(store.gaps(), gaps)

@@ -1,6 +1,6 @@
 /* harness.h - what the C tests share: registration, checks, small regions, random numbers.
  *
- * A test is a function made with TEST(name); harness.c has the main().  A failed check prints where
+ * A test is a function made with TEST(name); runner.c has the main().  A failed check prints where
  * and what, and ends the test process: each test runs in a fork of its own (or in the runner itself
  * with --no-fork, for debuggers).
  */

@@ -1,9 +1,9 @@
 /* tree.c - match, link, unlink.  Takes no lock and knows no policy.
  *
- * MATCH.  From the current root: the child hint first (with runs of consecutive slots that is
- * sequential memory), else the hash table, for the entry with this hash and this parent.  Where
- * hints jump, the walk works in windows: all buckets of a window are prefetched, then all chain
- * heads, then resolved, so that the cache misses of a window overlap.
+ * MATCH.  From the current root: the next slot first (with runs of consecutive slots the walk is
+ * sequential memory), then the child hint, else the hash table, for the entry with this hash and this
+ * parent.  Where slots jump, the walk works in windows: all buckets of a window are prefetched, then
+ * all chain heads, then resolved, so that the cache misses of a window overlap.
  *
  * Readers take no lock.  Argument (with lock.c's SEQUENCE and layout.h's THE TREE):
  *   R1  A reader that sees parent[s] == p (acquire) sees the hash and side slots stored before it:
@@ -17,8 +17,9 @@
 #include "core.h"
 
 #define WINDOW 32u               /* blocks whose misses overlap; the core tracks about 12-48 misses */
+#define RUN_WINDOW 256u          /* blocks between two looks at the sequence where slots are consecutive */
 #define CHECK_LINKS 32u          /* chain links between two looks at the sequence */
-#define JUMPS_TO_PROBE 4u        /* hints of a window that were not the next slot */
+#define JUMPS_TO_PROBE 4u        /* steps of a window that were not to the next slot */
 #define UNLINK_AHEAD 8u          /* unlinks that take about as long as a miss */
 #define WAIT_SPINS 2000u         /* for an odd sequence: a batch that unlinks takes a few us */
 
@@ -64,6 +65,7 @@ typedef struct cursor {
     rs_slot at;                  /* block reached, or the root */
     uint32_t depth;
     uint32_t swa_run;            /* consecutive blocks up to here that carry an SWA slot */
+    bool missed;                 /* the next block is not there */
     int rc;
 } cursor;
 
@@ -85,19 +87,46 @@ static inline void step(const rs_view *v, rs_walk *w, cursor *c, rs_slot s)
         w->common_hit = c->depth;
 }
 
-/* One window by child hints; returns the hints that were no sequential step. */
+/* The blocks whose slots follow one another: parent and hash prove a guess, so nothing but those two
+ * arrays is read, and no load waits for the one before it. */
+static inline void walk_run(const rs_view *v, rs_walk *w, cursor *c, uint32_t end)
+{
+    const rs_a32 *parent = v->parent;
+    const rs_a64 *hash = v->hash;
+    const uint64_t *hashes = w->hashes;
+    int32_t *slots = w->slots;
+    uint32_t depth = c->depth, capacity = v->pool[RS_FULL].capacity;
+    rs_slot s = c->at + 1;
+    if (w->mask != RS_MASK_FULL) {
+        while (c->depth < end && s < capacity && is_block(v, s, hashes[c->depth], s - 1))
+            step(v, w, c, s++);
+        return;
+    }
+    while (depth < end && s < capacity && rs_ld_acq(&parent[s]) == s - 1 && rs_ld(&hash[s]) == hashes[depth])
+        slots[depth++] = (int32_t)s++;
+    c->depth = depth;
+    c->at = s - 1;
+}
+
+/* Up to end by runs and child hints; returns early where hints jump. */
 static uint32_t walk_hints(const rs_view *v, rs_walk *w, cursor *c, uint32_t end)
 {
     uint32_t capacity = v->pool[RS_FULL].capacity, jumps = 0;
-    while (c->depth < end) {
+    while (c->depth < end && jumps < JUMPS_TO_PROBE) {
+        if (c->at < capacity) {
+            walk_run(v, w, c, end);
+            if (c->depth == end)
+                break;
+        }
         uint64_t hash = w->hashes[c->depth];
         rs_slot s = c->at < capacity ? rs_ld_acq(&v->child[c->at]) : RS_NONE;
         if (s >= capacity || !is_block(v, s, hash, c->at)) {
             s = follow(v, rs_ld_acq(&v->bucket[rs_bucket(v, hash)]), hash, c->at, w->seq, &c->rc);
-            if (s == RS_NONE)
-                return WINDOW;
+            c->missed = s == RS_NONE;
+            if (c->missed)
+                break;
         }
-        jumps += s != c->at + 1;
+        jumps++;
         step(v, w, c, s);
     }
     return jumps;
@@ -117,14 +146,25 @@ static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t en
         heads[i] = rs_ld_acq(&v->bucket[buckets[i]]);
         if (heads[i] >= capacity)
             continue;
-        __builtin_prefetch((const void *)&v->parent[heads[i]]);
         __builtin_prefetch((const void *)&v->hash[heads[i]]);
         __builtin_prefetch((const void *)&v->next[heads[i]]);
+        __builtin_prefetch((const void *)&v->parent[heads[i]]);
+    }
+    for (uint32_t i = 0; i < n; i++) { /* one link further where another block comes first */
+        if (heads[i] >= capacity || rs_ld(&v->hash[heads[i]]) == hashes[i])
+            continue;
+        heads[i] = rs_ld_acq(&v->next[heads[i]]);
+        if (heads[i] >= capacity)
+            continue;
+        __builtin_prefetch((const void *)&v->hash[heads[i]]);
+        __builtin_prefetch((const void *)&v->next[heads[i]]);
+        __builtin_prefetch((const void *)&v->parent[heads[i]]);
     }
     for (uint32_t i = 0; i < n; i++) {
         rs_slot s = follow(v, heads[i], hashes[i], c->at, w->seq, &c->rc);
-        if (s == RS_NONE)
-            return WINDOW;
+        c->missed = s == RS_NONE;
+        if (c->missed)
+            break;
         jumps += s != c->at + 1;
         step(v, w, c, s);
     }
@@ -134,12 +174,11 @@ static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t en
 static void walk_tree(const rs_view *v, rs_walk *w, cursor *c)
 {
     uint32_t jumps = 0;
-    while (c->depth < w->num_hashes && c->rc == RS_OK) {
-        uint32_t end = rs_min(c->depth + WINDOW, w->num_hashes);
-        jumps = jumps >= JUMPS_TO_PROBE ? walk_probes(v, w, c, end) : walk_hints(v, w, c, end);
-        if (c->depth < end)
-            return; /* a miss */
-        if (!seq_is(v, w->seq))
+    while (c->depth < w->num_hashes && !c->missed && c->rc == RS_OK) {
+        bool probe = jumps >= JUMPS_TO_PROBE;
+        uint32_t end = c->depth + rs_min(probe ? WINDOW : RUN_WINDOW, w->num_hashes - c->depth);
+        jumps = probe ? walk_probes(v, w, c, end) : walk_hints(v, w, c, end);
+        if (c->rc == RS_OK && !seq_is(v, w->seq))
             c->rc = RS_EBUSY;
     }
 }

@@ -100,10 +100,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--output", type=Path, default=ROOT / "bench-results", metavar="FOLDER")
     arguments = parser.parse_args()
+    paths = find(arguments.names)
+    if not paths:
+        parser.error(f"NAME: no benchmark is called like {' or '.join(arguments.names)}")
     console = Console(highlight=False)
     rows: list[Row] = []
     all_ran = True
-    for path in find(arguments.names):
+    for path in paths:
         console.print(f"{path.stem} ...")
         more, ran = run_pytest(path) if path.stem.startswith("test_") else run_script(path)
         rows += more

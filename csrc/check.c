@@ -71,7 +71,7 @@ static void check_i2_reaches_root(checker *c)
             continue;
         uint32_t gen = rs_ld(&v->pool[RS_FULL].gen[s]);
         if (!rs_reached(c->f, s))
-            fail(c, "I2 full slot %u: parent %#x does not lead to a root", s, rs_ld(&v->parent[s]));
+            fail(c, "I2 full slot %u: parent %#x does not lead to a root", s, rs_ld(&v->node[s].parent));
         else if (gen != c->f->root[s])
             fail(c, "I2 full slot %u: gen %u below root %u", s, gen, c->f->root[s]);
     }
@@ -93,7 +93,7 @@ static void check_i3_unique(checker *c)
         if (n < 2)
             continue;
         for (uint32_t i = 0; i < n; i++)
-            hashes[i] = rs_ld(&v->hash[c->f->kids[c->f->first_kid[group] + i]]);
+            hashes[i] = rs_ld(&v->node[c->f->kids[c->f->first_kid[group] + i]].hash);
         qsort(hashes, n, sizeof(*hashes), compare_hashes);
         for (uint32_t i = 1; i < n; i++)
             if (hashes[i] == hashes[i - 1])
@@ -149,7 +149,7 @@ static void check_i5_children(checker *c)
         rs_slot child = rs_ld(&v->child[s]);
         if (num != counted)
             fail(c, "I5 full slot %u: num_children %u, counted %u", s, num, counted);
-        if (child != RS_NONE && !(is_state(c, RS_FULL, child, RS_SLOT_PUBLISHED) && rs_ld(&v->parent[child]) == s))
+        if (child != RS_NONE && !(is_state(c, RS_FULL, child, RS_SLOT_PUBLISHED) && rs_ld(&v->node[child].parent) == s))
             fail(c, "I5 full slot %u: hint %#x is no child of it", s, child);
     }
 }
@@ -160,13 +160,13 @@ static void check_i6_table(checker *c)
     uint32_t capacity = v->pool[RS_FULL].capacity;
     uint8_t *found = scratch(c, capacity, 1);
     for (uint64_t b = 0; found && b < 1ull << v->plan.bucket_bits; b++) {
-        for (rs_slot s = rs_ld(&v->bucket[b]); s != RS_NONE; s = rs_ld(&v->next[s])) {
+        for (rs_slot s = rs_ld(&v->bucket[b]); s != RS_NONE; s = rs_ld(&v->node[s].next)) {
             if (!is_state(c, RS_FULL, s, RS_SLOT_PUBLISHED) || found[s]) {
                 fail(c, "I6 bucket %llu: slot %#x is not published, or stands in two chains", (unsigned long long)b, s);
                 break;
             }
             found[s] = 1;
-            if (rs_bucket(v, rs_ld(&v->hash[s])) != b)
+            if (rs_bucket(v, rs_ld(&v->node[s].hash)) != b)
                 fail(c, "I6 full slot %u stands in bucket %llu", s, (unsigned long long)b);
         }
     }
@@ -440,7 +440,7 @@ static void check_i12_unpublished(checker *c)
     for (rs_slot s = 0; s < v->pool[RS_FULL].capacity; s++) {
         if (is_state(c, RS_FULL, s, RS_SLOT_PUBLISHED))
             continue;
-        if (rs_ld(&v->parent[s]) != RS_NONE || rs_ld(&v->child[s]) != RS_NONE || rs_ld(&v->num_children[s]) ||
+        if (rs_ld(&v->node[s].parent) != RS_NONE || rs_ld(&v->child[s]) != RS_NONE || rs_ld(&v->num_children[s]) ||
             rs_ld(&v->pin_count[s]) || carries_side(v, s))
             fail(c, "I12 full slot %u is not published and still has a parent, children, pins or side slots", s);
     }

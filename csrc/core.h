@@ -1,7 +1,7 @@
 /* core.h - private types and the cross-file functions of the core, lowest layer first.
  *
  * A file may call only what stands above its own section:
- *   region -> lock (journal, liveness) -> slots -> events -> evict (lists, policy) -> tree -> side
+ *   region -> fds -> lock (journal, liveness) -> slots -> events -> evict (lists, policy) -> tree -> side
  *   -> clients (table, ledger), attach -> index, allocate, insert (verbs), check
  *
  * Functions named *_locked require that the calling thread holds the index lock through v.
@@ -44,8 +44,8 @@ typedef struct rs_view {
     rs_client_shm *clients;
     rs_pin_shm *pins;
     rs_event_shm *events;
-    rs_a32 *parent, *child, *num_children, *next, *pin_count, *last_access, *bucket;
-    rs_a64 *hash;
+    rs_node_shm *node;
+    rs_a32 *child, *num_children, *pin_count, *last_access, *bucket;
     rs_pool_view pool[RS_NUM_COMPONENTS];
     rs_side_view side[RS_NUM_COMPONENTS];
     uint32_t me;                         /* client slot that locked work is done for; RS_NONE: none */
@@ -57,17 +57,21 @@ typedef struct rs_view {
     uint64_t ev_pos;                     /* next event position */
 } rs_view;
 
+/* A descriptor of an index file (fds.c).  -1: closed, or of the parent of this forked process. */
+typedef struct rs_fd {
+    int fd;
+    struct rs_fd *next;
+} rs_fd;
+
 struct rs_client {
     rs_view v;
     uint64_t map_bytes;
-    int file_fd, life_fd, lease_fd;      /* own open each; file_fd is the mapped one */
+    rs_fd file, life, lease;             /* own open each; file is the mapped one */
     uint64_t incarnation;
-    volatile int forked;
     int cancel_state;                    /* of the thread that holds the index lock */
     pthread_mutex_t insert_mutex;        /* one insert or recycle per handle at a time */
     uint64_t *marks[RS_NUM_COMPONENTS];  /* duplicate detection, all zero between calls */
     rs_a32 orphan_insert_pin;            /* BUSY left insert_pin behind: dropped by the next verb */
-    struct rs_client *next_handle;       /* list for the fork handler */
 };
 
 /* -- loads and plain stores of shared words ------------------------------------------------- */
@@ -100,6 +104,13 @@ RS_HIDDEN int rs_map_readonly(int fd, rs_view *v, uint64_t *map_bytes);
 RS_HIDDEN void rs_unmap(rs_view *v, uint64_t map_bytes);
 RS_HIDDEN void rs_info_fill(const rs_view *v, rs_info *out);
 
+/* -- fds.c ---------------------------------------------------------------------------------- */
+/* Make a new open file description of the file open as `like`; 0 or -1 with errno.  f must stay where
+ * it is until it is closed, which is a no-op when nothing is open. */
+RS_HIDDEN int rs_fd_open(rs_fd *f, int like);
+RS_HIDDEN void rs_fd_close(rs_fd *f);
+static inline bool rs_forked(const rs_client *c) { return c->file.fd < 0; }
+
 /* -- lock.c --------------------------------------------------------------------------------- */
 #define RS_LOCK_DEADLINE_NS 200000000ull /* a stopped owner must not wedge the node */
 #define RS_LOCK_SLICE_NS 10000000ull     /* sleep between two looks at the owner's life byte */
@@ -110,8 +121,6 @@ RS_HIDDEN uint64_t rs_now_ns(void);
 /* Take (blocking = never) one liveness byte of client slot through fd; 0 or -1 with errno. */
 RS_HIDDEN int rs_byte_take(int fd, uint32_t slot, int which);
 RS_HIDDEN void rs_byte_drop(int fd, uint32_t slot, int which);
-/* A fresh open file description of the index file. */
-RS_HIDDEN int rs_reopen(const rs_client *c);
 /* Take the index lock; runs recover() when the last owner died.  held_slot: a client slot whose
  * life byte the caller holds (its dead owner may be named by the word), or RS_NONE. */
 RS_HIDDEN int rs_lock(rs_client *c, uint32_t held_slot);

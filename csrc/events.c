@@ -22,7 +22,7 @@ void rs_event_locked(rs_view *v, uint32_t kind, uint32_t reason, uint32_t compon
     rs_raw(&e->number, 0);
     atomic_thread_fence(memory_order_release); /* cleared before any other field changes */
     rs_raw(&e->hash, hash);
-    rs_raw(&e->parent_hash, has_parent ? rs_ld(&v->hash[parent]) : 0);
+    rs_raw(&e->parent_hash, has_parent ? rs_ld(&v->node[parent].hash) : 0);
     rs_raw(&e->what, kind | reason << 8 | component << 16 | has_parent << 24 | me << 32);
     rs_raw(&e->incarnation, me < v->config.max_clients ? rs_ld(&v->clients[me].incarnation) : 0);
     v->ev_pos++;
@@ -51,7 +51,7 @@ int rs_events(rs_client *c, uint64_t *cursor, rs_event *out, uint32_t max, uint3
     const rs_view *v = &c->v;
     uint64_t capacity = v->plan.event_capacity, head = rs_event_head(c);
     *num = *overflow = 0;
-    if (c->forked)
+    if (rs_forked(c))
         return RS_EFORKED;
     if (capacity == 0 || *cursor == head)
         return RS_OK;

@@ -15,7 +15,7 @@ static bool published(const rs_view *v, rs_slot s)
 /* Group number of a PUBLISHED slot's parent, or RS_NONE when it names nothing that can be one. */
 static uint32_t group_of(const rs_view *v, rs_slot s)
 {
-    rs_slot parent = rs_ld(&v->parent[s]);
+    rs_slot parent = rs_ld(&v->node[s].parent);
     if (RS_IS_ROOT(parent))
         return v->pool[RS_FULL].capacity + (parent - RS_ROOT_BASE);
     return published(v, parent) ? parent : RS_NONE;
@@ -54,7 +54,7 @@ static void walk_root(const rs_view *v, rs_forest *f, uint32_t root, rs_slot *st
 {
     uint32_t height = push_kids(f, v->pool[RS_FULL].capacity + root, stack, 0);
     while (height != 0) {
-        rs_slot s = stack[--height], parent = rs_ld(&v->parent[s]);
+        rs_slot s = stack[--height], parent = rs_ld(&v->node[s].parent);
         uint32_t depth = RS_IS_ROOT(parent) ? 0 : f->depth[parent] + 1;
         path[depth] = s;
         f->depth[s] = depth;
@@ -120,7 +120,7 @@ void rs_forest_free(rs_forest *f)
 void rs_forest_sum(const rs_view *v, const rs_forest *f, uint32_t *x)
 {
     for (uint32_t i = f->num_reached; i-- > 0;) {
-        rs_slot s = f->order[i], parent = rs_ld(&v->parent[s]);
+        rs_slot s = f->order[i], parent = rs_ld(&v->node[s].parent);
         if (!RS_IS_ROOT(parent))
             x[parent] += x[s];
     }

@@ -139,6 +139,14 @@ typedef struct rs_pin_shm {
     rs_a64 nonce;                /* L; makes a handle single-use */
 } rs_pin_shm;
 
+/* What a walk reads of a block, by FULL slot: one cache line holds four, and a probe of the hash
+ * table costs one miss and not three. */
+typedef struct rs_node_shm {
+    rs_a64 hash;                 /* L!; of the whole prefix */
+    rs_a32 parent;               /* L; FULL slot, RS_ROOT(g), or RS_NONE: no block */
+    rs_a32 next;                 /* L, L! while the slot is not linked; chain in the hash table */
+} rs_node_shm;
+
 /* A client.  Its two liveness bytes are lock ranges of the index file (lock.c), not memory.
  *     FREE --attach--> ACTIVE --detach or reap--> FREE
  *                      ACTIVE --reap of a dead `device` client--> DYING --deadline, reap--> FREE   */
@@ -204,7 +212,7 @@ typedef struct rs_plan {
     uint32_t bucket_bits;
     uint64_t event_capacity;     /* 0 or a power of two */
     rs_offset journal, clients, pins, events;
-    rs_offset parent, hash, child, num_children, next, pin_count, last_access, bucket;
+    rs_offset node, child, num_children, pin_count, last_access, bucket;
     struct { rs_offset slot, pins, cover, is_end; } side[RS_NUM_COMPONENTS];     /* by FULL slot */
     struct {
         rs_offset state, owner, gen, level, placed, list_prev, list_next, bitmap, summary;
@@ -213,6 +221,7 @@ typedef struct rs_plan {
 } rs_plan;
 
 static_assert(sizeof(rs_jentry_shm) == 16, "a journal entry is two words");
+static_assert(sizeof(rs_node_shm) == 16, "four nodes a cache line");
 static_assert(sizeof(rs_pin_shm) == 24, "ledger record");
 static_assert(sizeof(rs_event_shm) == 40, "ring entry");
 static_assert(sizeof(rs_client_shm) % RS_LINE == 0, "clients do not share lines");

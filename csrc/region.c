@@ -89,11 +89,9 @@ int rs_plan_region(const rs_config *cfg, rs_plan *p)
     p->clients = place(&end, cfg->max_clients, sizeof(rs_client_shm));
     p->pins = place(&end, (uint64_t)cfg->max_clients * cfg->pins_per_client, sizeof(rs_pin_shm));
     p->events = place(&end, p->event_capacity, sizeof(rs_event_shm));
-    p->parent = place(&end, n, 4);
-    p->hash = place(&end, n, 8);
+    p->node = place(&end, n, sizeof(rs_node_shm));
     p->child = place(&end, n, 4);
     p->num_children = place(&end, n, 4);
-    p->next = place(&end, n, 4);
     p->pin_count = place(&end, n, 4);
     p->last_access = place(&end, n, 4);
     p->bucket = place(&end, 1ull << p->bucket_bits, 4);
@@ -120,11 +118,9 @@ static void point(rs_view *v)
     v->clients = AT(v, p->clients);
     v->pins = AT(v, p->pins);
     v->events = AT(v, p->events);
-    v->parent = AT(v, p->parent);
-    v->hash = AT(v, p->hash);
+    v->node = AT(v, p->node);
     v->child = AT(v, p->child);
     v->num_children = AT(v, p->num_children);
-    v->next = AT(v, p->next);
     v->pin_count = AT(v, p->pin_count);
     v->last_access = AT(v, p->last_access);
     v->bucket = AT(v, p->bucket);
@@ -203,9 +199,11 @@ static void format_pool(rs_view *v, int component)
 static void format_view(rs_view *v)
 {
     uint64_t n = v->pool[RS_FULL].capacity;
-    fill_none(v->parent, n);
+    for (uint64_t s = 0; s < n; s++) {
+        rs_raw(&v->node[s].parent, RS_NONE);
+        rs_raw(&v->node[s].next, RS_NONE);
+    }
     fill_none(v->child, n);
-    fill_none(v->next, n);
     fill_none(v->bucket, 1ull << v->plan.bucket_bits);
     for (int k = 0; k < RS_NUM_COMPONENTS; k++)
         format_pool(v, k);

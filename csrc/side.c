@@ -17,7 +17,7 @@
 /* The next block up, or RS_NONE above the first. */
 static rs_slot up(rs_view *v, rs_slot block)
 {
-    rs_slot parent = rs_ld(&v->parent[block]);
+    rs_slot parent = rs_ld(&v->node[block].parent);
     return RS_IS_ROOT(parent) ? RS_NONE : rs_bound(v, parent, v->pool[RS_FULL].capacity);
 }
 
@@ -26,7 +26,7 @@ static void attach_slot(rs_view *v, uint32_t component, rs_slot block, rs_slot s
     rs_set8(v, &v->pool[component].state[s], RS_SLOT_PUBLISHED);
     rs_set32(v, &v->pool[component].block[s], block);
     rs_set32(v, &v->side[component].slot[block], s);
-    rs_event_locked(v, RS_EVENT_STORED, RS_REASON_NONE, component, rs_ld(&v->hash[block]), rs_ld(&v->parent[block]));
+    rs_event_locked(v, RS_EVENT_STORED, RS_REASON_NONE, component, rs_ld(&v->node[block].hash), rs_ld(&v->node[block].parent));
 }
 
 static void detach_slot(rs_view *v, uint32_t component, rs_slot block, uint32_t reason)
@@ -37,7 +37,7 @@ static void detach_slot(rs_view *v, uint32_t component, rs_slot block, uint32_t 
     rs_set32(v, &p->block[s], RS_NONE);
     rs_slot_free_locked(v, component, s);
     rs_add64(v, &p->shm->evicted[reason], 1);
-    rs_event_locked(v, RS_EVENT_REMOVED, reason, component, rs_ld(&v->hash[block]), rs_ld(&v->parent[block]));
+    rs_event_locked(v, RS_EVENT_REMOVED, reason, component, rs_ld(&v->node[block].hash), rs_ld(&v->node[block].parent));
 }
 
 static void detach_if_unused(rs_view *v, uint32_t component, rs_slot block, uint32_t reason)

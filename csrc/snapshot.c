@@ -24,7 +24,7 @@ static void copy_region(void *mem, const rs_view *v)
         num_entries = v->plan.journal_capacity; /* garbage: recovery in the copy refuses it */
     copy_words(mem, v->base, 0, journal + num_entries * sizeof(rs_jentry_shm));
     copy_words(mem, v->base, v->plan.clients.bytes, v->plan.events.bytes);
-    copy_words(mem, v->base, v->plan.parent.bytes, v->plan.region_bytes);
+    copy_words(mem, v->base, v->plan.node.bytes, v->plan.region_bytes);
 }
 
 static rs_snapshot *snapshot_new(uint64_t region_bytes)
@@ -55,7 +55,7 @@ int rs_snapshot_take(rs_client *c, rs_snapshot **out)
 {
     uint64_t region_bytes = c->v.plan.region_bytes;
     *out = NULL;
-    if (c->forked)
+    if (rs_forked(c))
         return RS_EFORKED;
     rs_snapshot *s = snapshot_new(region_bytes);
     if (!s)
@@ -131,7 +131,7 @@ static int count_pinned_side(const rs_snapshot *s, uint32_t component, uint32_t 
     *out = 0;
     if (pinned_above && held) {
         for (uint32_t i = 0; i < f->num_reached; i++) {
-            rs_slot b = f->order[i], parent = rs_ld(&v->parent[b]), above = f->above[component][b];
+            rs_slot b = f->order[i], parent = rs_ld(&v->node[b].parent), above = f->above[component][b];
             pinned_above[b] = (RS_IS_ROOT(parent) ? 0 : pinned_above[parent]) + (rs_ld(&side->pins[b]) != 0);
             uint32_t in_window = pinned_above[b] - (above == RS_NONE ? 0 : pinned_above[above]);
             if (rs_ld(&side->is_end[b]) && in_window != 0)
@@ -187,7 +187,7 @@ static void fill_node(const rs_view *v, rs_slot s, uint32_t pins_at_or_below, rs
     const rs_pool_view *pool = &v->pool[RS_FULL];
     *out = (rs_node){
         .slot = s, .state = rs_ld(&pool->state[s]), .owner = rs_ld(&pool->owner[s]), .gen = rs_ld(&pool->gen[s]),
-        .parent = node_parent(rs_ld(&v->parent[s])), .hash = rs_ld(&v->hash[s]),
+        .parent = node_parent(rs_ld(&v->node[s].parent)), .hash = rs_ld(&v->node[s].hash),
         .num_children = rs_ld(&v->num_children[s]), .pins = rs_ld(&v->pin_count[s]),
         .last_access = rs_ld(&v->last_access[s]), .pinned_path = pins_at_or_below != 0,
         .side = {-1, -1, -1},

@@ -31,7 +31,7 @@ uint32_t rs_bucket(const rs_view *v, uint64_t hash)
 
 static inline bool is_block(const rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
 {
-    return rs_ld_acq(&v->parent[s]) == parent && rs_ld(&v->hash[s]) == hash;
+    return rs_ld_acq(&v->node[s].parent) == parent && rs_ld(&v->node[s].hash) == hash;
 }
 
 static bool seq_is(const rs_view *v, uint64_t seq)
@@ -55,7 +55,7 @@ static rs_slot follow(const rs_view *v, rs_slot s, uint64_t hash, rs_slot parent
             *rc = RS_EBUSY;
             return RS_NONE;
         }
-        s = rs_ld_acq(&v->next[s]);
+        s = rs_ld_acq(&v->node[s].next);
     }
     return RS_NONE;
 }
@@ -91,8 +91,7 @@ static inline void step(const rs_view *v, rs_walk *w, cursor *c, rs_slot s)
  * arrays is read, and no load waits for the one before it. */
 static inline void walk_run(const rs_view *v, rs_walk *w, cursor *c, uint32_t end)
 {
-    const rs_a32 *parent = v->parent;
-    const rs_a64 *hash = v->hash;
+    const rs_node_shm *node = v->node;
     const uint64_t *hashes = w->hashes;
     int32_t *slots = w->slots;
     uint32_t depth = c->depth, capacity = v->pool[RS_FULL].capacity;
@@ -102,7 +101,7 @@ static inline void walk_run(const rs_view *v, rs_walk *w, cursor *c, uint32_t en
             step(v, w, c, s++);
         return;
     }
-    while (depth < end && s < capacity && rs_ld_acq(&parent[s]) == s - 1 && rs_ld(&hash[s]) == hashes[depth])
+    while (depth < end && s < capacity && rs_ld_acq(&node[s].parent) == s - 1 && rs_ld(&node[s].hash) == hashes[depth])
         slots[depth++] = (int32_t)s++;
     c->depth = depth;
     c->at = s - 1;
@@ -146,19 +145,15 @@ static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t en
         heads[i] = rs_ld_acq(&v->bucket[buckets[i]]);
         if (heads[i] >= capacity)
             continue;
-        __builtin_prefetch((const void *)&v->hash[heads[i]]);
-        __builtin_prefetch((const void *)&v->next[heads[i]]);
-        __builtin_prefetch((const void *)&v->parent[heads[i]]);
+        __builtin_prefetch(&v->node[heads[i]]);
     }
     for (uint32_t i = 0; i < n; i++) { /* one link further where another block comes first */
-        if (heads[i] >= capacity || rs_ld(&v->hash[heads[i]]) == hashes[i])
+        if (heads[i] >= capacity || rs_ld(&v->node[heads[i]].hash) == hashes[i])
             continue;
-        heads[i] = rs_ld_acq(&v->next[heads[i]]);
+        heads[i] = rs_ld_acq(&v->node[heads[i]].next);
         if (heads[i] >= capacity)
             continue;
-        __builtin_prefetch((const void *)&v->hash[heads[i]]);
-        __builtin_prefetch((const void *)&v->next[heads[i]]);
-        __builtin_prefetch((const void *)&v->parent[heads[i]]);
+        __builtin_prefetch(&v->node[heads[i]]);
     }
     for (uint32_t i = 0; i < n; i++) {
         rs_slot s = follow(v, heads[i], hashes[i], c->at, w->seq, &c->rc);
@@ -250,13 +245,13 @@ void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
 {
     rs_a32 *bucket = &v->bucket[rs_bucket(v, hash)];
     if (!RS_PLANTED(LATE_HASH))
-        rs_raw(&v->hash[s], hash);
-    rs_raw(&v->next[s], rs_ld(bucket));
+        rs_raw(&v->node[s].hash, hash);
+    rs_raw(&v->node[s].next, rs_ld(bucket));
     rs_raw(&v->last_access[s], rs_ld(&v->hdr->clock));
     rs_set8(v, &v->pool[RS_FULL].state[s], RS_SLOT_PUBLISHED);
-    rs_set32(v, &v->parent[s], parent); /* R1: last of the fields */
+    rs_set32(v, &v->node[s].parent, parent); /* R1: last of the fields */
     if (RS_PLANTED(LATE_HASH))
-        rs_raw(&v->hash[s], hash);
+        rs_raw(&v->node[s].hash, hash);
     rs_set32(v, bucket, s);
     if (RS_IS_ROOT(parent)) {
         rs_add32(v, &v->hdr->root_refs[parent - RS_ROOT_BASE], 1);
@@ -272,28 +267,28 @@ static void unchain(rs_view *v, rs_slot s)
     if (RS_PLANTED(MISSING_UNLINK))
         return;
     uint32_t capacity = v->pool[RS_FULL].capacity;
-    rs_a32 *link = &v->bucket[rs_bucket(v, rs_ld(&v->hash[s]))];
+    rs_a32 *link = &v->bucket[rs_bucket(v, rs_ld(&v->node[s].hash))];
     for (uint32_t links = 0; rs_ld(link) != s; links++) {
         rs_slot at = rs_ld(link);
         if (at >= capacity || links > capacity) {
             v->corrupt = true;
             return;
         }
-        link = &v->next[at];
+        link = &v->node[at].next;
     }
-    rs_set32(v, link, rs_ld(&v->next[s]));
+    rs_set32(v, link, rs_ld(&v->node[s].next));
 }
 
 rs_slot rs_unlink_locked(rs_view *v, rs_slot s, uint32_t reason)
 {
     rs_unlink_begin_locked(v);
-    rs_slot parent = rs_ld(&v->parent[s]);
-    uint64_t hash = rs_ld(&v->hash[s]);
+    rs_slot parent = rs_ld(&v->node[s].parent);
+    uint64_t hash = rs_ld(&v->node[s].hash);
     if (s >= UNLINK_AHEAD) /* in a run, the victim after the next few: start its bucket's miss now */
-        __builtin_prefetch((const void *)&v->bucket[rs_bucket(v, rs_ld(&v->hash[s - UNLINK_AHEAD]))], 1);
+        __builtin_prefetch((const void *)&v->bucket[rs_bucket(v, rs_ld(&v->node[s - UNLINK_AHEAD].hash))], 1);
     if (!RS_IS_ROOT(parent))
         parent = rs_bound(v, parent, v->pool[RS_FULL].capacity);
-    rs_set32(v, &v->parent[s], RS_NONE);
+    rs_set32(v, &v->node[s].parent, RS_NONE);
     unchain(v, s);
     rs_set32(v, &v->child[s], RS_NONE);
     if (RS_IS_ROOT(parent)) {

@@ -106,7 +106,7 @@ static uint64_t walk_known(const rs_view *v, const int32_t *slots, uint32_t n)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < n; i++)
-        sum += rs_ld(&v->hash[slots[i]]) + rs_ld_acq(&v->parent[slots[i]]);
+        sum += rs_ld(&v->node[slots[i]].hash) + rs_ld_acq(&v->node[slots[i]].parent);
     return sum;
 }
 

@@ -90,8 +90,8 @@ void image_exempt(const image *base, uint8_t *exempt)
     for (uint64_t s = 0; s < num_slots; s++) {
         if (rs_ld(&v->pool[RS_FULL].state[s]) == RS_SLOT_PUBLISHED)
             continue;
-        EXEMPT(v->hash[s]);
-        EXEMPT(v->next[s]);
+        EXEMPT(v->node[s].hash);
+        EXEMPT(v->node[s].next);
     }
     for (uint32_t i = 0; i < v->config.max_clients; i++) {
         rs_client_shm *entry = &v->clients[i];
@@ -136,8 +136,8 @@ const char *image_field(const image *im, uint64_t offset)
     const rs_plan *p = &im->v.plan;
     const struct { const char *name; rs_offset at; uint64_t size; } arrays[] = {
         {"header", {0}, 1}, {"journal", p->journal, sizeof(rs_jentry_shm)}, {"client", p->clients, sizeof(rs_client_shm)},
-        {"pin", p->pins, sizeof(rs_pin_shm)}, {"event", p->events, sizeof(rs_event_shm)}, {"parent", p->parent, 4},
-        {"hash", p->hash, 8}, {"child", p->child, 4}, {"num_children", p->num_children, 4}, {"next", p->next, 4},
+        {"pin", p->pins, sizeof(rs_pin_shm)}, {"event", p->events, sizeof(rs_event_shm)}, {"node", p->node, sizeof(rs_node_shm)},
+        {"child", p->child, 4}, {"num_children", p->num_children, 4},
         {"pin_count", p->pin_count, 4}, {"last_access", p->last_access, 4}, {"bucket", p->bucket, 4},
 #define POOL(k)                                                                                                    \
     {"state" #k, p->pool[k].state, 1}, {"owner" #k, p->pool[k].owner, 2}, {"gen" #k, p->pool[k].gen, 1},            \

@@ -21,8 +21,8 @@ static void load_block(model *m, const rs_view *v, rs_slot s)
         b->owner = rs_ld(&pool->owner[s]);
     if (b->state != RS_SLOT_PUBLISHED)
         return;
-    b->parent = parent_of(rs_ld(&v->parent[s]));
-    b->hash = rs_ld(&v->hash[s]);
+    b->parent = parent_of(rs_ld(&v->node[s].parent));
+    b->hash = rs_ld(&v->node[s].hash);
     b->pins = (int)rs_ld(&v->pin_count[s]);
     for (int k = RS_SWA; k < RS_NUM_COMPONENTS; k++) {
         if (!m->capacity[k])

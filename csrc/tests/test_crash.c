@@ -330,10 +330,10 @@ static void expect_base(observer *o, const image *im, const verb *v, const char 
 static bool unlinked(const rs_view *before, const rs_view *now)
 {
     for (rs_slot s = 0; s < FULL; s++) {
-        rs_slot parent = rs_ld(&before->parent[s]);
+        rs_slot parent = rs_ld(&before->node[s].parent);
         if (parent == RS_NONE)
             continue;
-        if (parent != rs_ld(&now->parent[s]))
+        if (parent != rs_ld(&now->node[s].parent))
             return true;
         for (int k = RS_SWA; k < RS_NUM_COMPONENTS; k++) {
             rs_slot side = rs_ld(&before->side[k].slot[s]);
@@ -353,8 +353,8 @@ static void expect_fair_to_readers(observer *o, const image *before, const image
     if (rs_ld(&now->v.hdr->seq) < seq)
         FAIL("%s, step %llu: the sequence went back", STEP(v, o));
     for (rs_slot s = 0; s < FULL; s++)
-        if (rs_ld(&before->v.parent[s]) != RS_NONE && rs_ld(&now->v.parent[s]) != RS_NONE &&
-            rs_ld(&before->v.hash[s]) != rs_ld(&now->v.hash[s]))
+        if (rs_ld(&before->v.node[s].parent) != RS_NONE && rs_ld(&now->v.node[s].parent) != RS_NONE &&
+            rs_ld(&before->v.node[s].hash) != rs_ld(&now->v.node[s].hash))
             FAIL("%s, step %llu: slot %u matched before it had its hash", STEP(v, o), s);
     if (rs_ld(&now->v.hdr->ev_head) > rs_ld(&now->v.hdr->ev_next) ||
         (journal_len(now->bytes) && rs_ld(&now->v.hdr->ev_head) != rs_ld(&o->base.v.hdr->ev_head)))

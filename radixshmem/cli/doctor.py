@@ -9,7 +9,7 @@ from radixshmem.config import ServerConfig
 from radixshmem.errors import NoSpace
 from radixshmem.names import SHM_DIR
 from radixshmem.server.machine import Machine
-from radixshmem.server.preflight import Need, check_machine, check_space
+from radixshmem.server.preflight import Need, check_machine, check_space, memlock_note
 from radixshmem.sizes import format_size
 
 _MIN_OPEN_FILES = 1024
@@ -69,18 +69,10 @@ def _huge_pages(config: ServerConfig, machine: Machine) -> Finding:
 
 
 def _memlock(config: ServerConfig, machine: Machine) -> Finding:
-    limit = machine.memlock_limit_bytes()
-    if limit is None:
-        return Finding("memlock", "ok", "unlimited")
-    if limit >= config.data_bytes:
-        return Finding("memlock", "ok", format_size(limit))
-    return Finding(
-        "memlock",
-        "note",
-        f"{format_size(limit)}: engines that register the SlotStore with an RDMA device need "
-        f"{config.data_bytes} bytes (ulimit -l unlimited; systemd LimitMEMLOCK=infinity; "
-        "docker --ulimit memlock=-1)",
-    )
+    note, limit = memlock_note(config, machine), machine.memlock_limit_bytes()
+    if note:
+        return Finding("memlock", "note", note)
+    return Finding("memlock", "ok", "unlimited" if limit is None else format_size(limit))
 
 
 def _open_files() -> Finding:

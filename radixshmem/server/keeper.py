@@ -21,6 +21,7 @@ from radixshmem.geometry import Geometry, PublishedGeometry, check_same_geometry
 from radixshmem.index import Index
 from radixshmem.info import ServerInfo
 from radixshmem.names import default_data_name
+from radixshmem.prefault import Progress
 from radixshmem.records import RegionConfig
 from radixshmem.region import Access, open_object
 from radixshmem.server.builder import build_regions, grant_access, plan_regions
@@ -34,7 +35,7 @@ from radixshmem.server.leftovers import (
 )
 from radixshmem.server.machine import Machine
 from radixshmem.server.preflight import Need, check_space
-from radixshmem.server.progress import progress_view
+from radixshmem.server.progress import ProgressView, progress_view
 from radixshmem.server.state import ServerState
 from radixshmem.server.upkeep import look_up
 from radixshmem.sizes import format_size
@@ -163,16 +164,7 @@ class RegionKeeper:
         start = time.monotonic()
         try:
             with progress_view("making the regions", self._show_progress) as view:
-
-                def advance(done_bytes: int, total_bytes: int) -> None:
-                    if self._state.info.mode == "closing":
-                        raise _ClosingError("the server is closing")
-                    view.advance(done_bytes, total_bytes)
-                    progress = round(done_bytes / total_bytes, 2)  # a change wakes every waiting client
-                    if progress != self._state.info.progress:
-                        self._state.update(progress=progress)
-
-                index = build_regions(self._config, plan, self._access, self._machine, advance)
+                index = build_regions(self._config, plan, self._access, self._machine, self._reporter(view))
         except _ClosingError:
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, clients are told and the server lives on
@@ -180,12 +172,28 @@ class RegionKeeper:
                 self._give_up(error)
             return
         self.prefault_s = time.monotonic() - start
-        with self._lock:
-            self._publish(index)
+        try:
+            with self._lock:
+                self._publish(index)
+        except Exception as error:  # noqa: BLE001 - as above, but now there are regions to remove
+            self.fail(error)
+            return
         log.info("made the regions in %.1f s", self.prefault_s)
+
+    def _reporter(self, view: ProgressView) -> Progress:
+        def advance(done_bytes: int, total_bytes: int) -> None:
+            if self._state.info.mode == "closing":
+                raise _ClosingError("the server is closing")
+            view.advance(done_bytes, total_bytes)
+            progress = round(done_bytes / total_bytes, 2)  # a change wakes every waiting client
+            if progress != self._state.info.progress:
+                self._state.update(progress=progress)
+
+        return advance
 
     def _publish(self, index: Index) -> None:
         """Serve from ``index``.  A fingerprint that came while it was made goes into it."""
+        self.index = index
         config = index.info.config
         if self._published and self._published.fingerprint != config.geometry.fingerprint:
             index.set_fingerprint(self._published.fingerprint)
@@ -194,7 +202,6 @@ class RegionKeeper:
         if config.data_bytes:
             self._store_fd = open_object(config.data_name, config.hugepage_path, own=True)
             self._store_bytes = os.fstat(self._store_fd).st_size
-        self.index = index
         self._state.update(
             mode="ready",
             progress=1.0,
@@ -209,7 +216,9 @@ class RegionKeeper:
         self._published = None
         text = str(error) or type(error).__name__
         self._state.update(mode="failed", last_error=text, geometry=None, progress=0.0, epoch="")
-        log.error("configuring failed: %s", text, exc_info=None if isinstance(error, RadixError) else error)
+        log.error(
+            "no regions to serve from: %s", text, exc_info=None if isinstance(error, RadixError) else error
+        )
 
     # -- serving ----------------------------------------------------------------------------------
 

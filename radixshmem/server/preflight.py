@@ -48,6 +48,18 @@ def check_space(need: Need, config: ServerConfig, machine: Machine) -> None:
             raise NoSpace(text)
 
 
+def memlock_note(config: ServerConfig, machine: Machine) -> str:
+    """What RLIMIT_MEMLOCK may stop, which is not this server; "" when it is high enough."""
+    limit = machine.memlock_limit_bytes()
+    if limit is None or limit >= config.data_bytes:
+        return ""
+    return (
+        f"memlock is limited to {_both(limit)}: registering the SlotStore with an RDMA device takes "
+        f"{_both(config.data_bytes)} (ulimit -l unlimited; systemd LimitMEMLOCK=infinity; "
+        "docker --ulimit memlock=-1)"
+    )
+
+
 def numa_nodes(config: ServerConfig, machine: Machine) -> tuple[int, ...]:
     """The nodes that ``--numa`` means; empty for the kernel's default placement."""
     if not config.numa:

@@ -30,7 +30,7 @@ from radixshmem.server.keeper import RegionKeeper, describe_budget
 from radixshmem.server.lock import NameLock
 from radixshmem.server.machine import Machine
 from radixshmem.server.metrics import RegionCollector, build_registry
-from radixshmem.server.preflight import check_machine
+from radixshmem.server.preflight import check_machine, memlock_note
 from radixshmem.server.state import ServerState
 from radixshmem.server.upkeep import Upkeep
 
@@ -154,11 +154,16 @@ class RadixServer:
                 "--expected-min-nodes 1"
             )
         check_machine(self.config, self._machine)
+        if self.config.group and not self.config.mode & 0o060:
+            log.warning("--group has no effect with --mode %04o", self.config.mode)
 
     def _start_locked(self) -> None:
         log.info(
             "radix-server %s %s: %s", radixshmem.__version__, self.config.name, describe_budget(self.config)
         )
+        note = memlock_note(self.config, self._machine)
+        if note:
+            log.info("%s", note)
         adopted = self._keeper.settle_leftovers()
         rpc = build_server(self, self.config.rpc_workers)
         bind_endpoint(rpc, self.config.resolved_endpoint, self._access)

@@ -19,7 +19,6 @@
 #define P5 0x27D4EB2F165667C5ull
 
 enum { STRIPE_BYTES = 32, STRIPE_WORDS = 4 };
-enum { GROUP_BLOCKS = 16 };          /* saved lanes: 512 bytes of stack */
 
 typedef struct lanes { uint64_t a, b, c, d; } lanes;
 
@@ -58,15 +57,16 @@ static inline lanes stripe(lanes l, const void *words)
     return l;
 }
 
-/* Lanes and length; the rest of the last stripe is the caller's to mix in. */
-static inline uint64_t fold_lanes(lanes l, uint64_t num_bytes, uint64_t seed)
+static inline uint64_t fold_lanes(lanes l)
 {
-    uint64_t h = seed + P5;
-    if (num_bytes >= STRIPE_BYTES) {
-        h = rotl(l.a, 1) + rotl(l.b, 7) + rotl(l.c, 12) + rotl(l.d, 18);
-        h = fold(fold(fold(fold(h, l.a), l.b), l.c), l.d);
-    }
-    return h + num_bytes;
+    uint64_t h = rotl(l.a, 1) + rotl(l.b, 7) + rotl(l.c, 12) + rotl(l.d, 18);
+    return fold(fold(fold(fold(h, l.a), l.b), l.c), l.d);
+}
+
+/* Of everything but the rest of the last stripe, which is the caller's to mix in. */
+static inline uint64_t begin_digest(lanes l, uint64_t num_bytes, uint64_t seed)
+{
+    return (num_bytes >= STRIPE_BYTES ? fold_lanes(l) : seed + P5) + num_bytes;
 }
 
 static inline uint64_t avalanche(uint64_t h)
@@ -90,25 +90,22 @@ static void feed(stream *s, const int64_t *words, uint64_t n)
 
 static uint64_t digest(const stream *s)
 {
-    uint64_t h = fold_lanes(s->at, s->num_bytes, 0);
+    uint64_t h = begin_digest(s->at, s->num_bytes, 0);
     for (unsigned i = 0; i < s->num_rest; i++)
         h = mix_word(h, s->rest[i]);
     return avalanche(h);
 }
 
-/* Blocks of whole stripes: the rest is as long after every block as it was after the prefix, and it
- * is the tail of the block itself.
- *
- * A digest takes 60 cycles that the next block need not wait for, and out-of-order execution alone
- * sees barely one block ahead.  So the lanes are saved for a group of blocks, and then the group is
- * digested: digests overlap, and so do stripes. */
+/* Blocks of whole stripes.  The rest is as long after every block as it was after the prefix: the
+ * tail of the block itself.  Digests overlap with the stripes of the blocks after them (nothing there
+ * depends on a digest), so this runs at the speed of the multiplier. */
 static void hash_stripes(const stream *s, const int64_t *tokens, uint64_t num_blocks,
                          uint32_t block_size, uint64_t *out)
 {
-    lanes at = s->at, saved[GROUP_BLOCKS];
-    uint64_t num_bytes = s->num_bytes, stripe_words = STRIPE_WORDS;
+    lanes at = s->at;
+    uint64_t num_bytes = s->num_bytes;
     unsigned num_rest = s->num_rest;
-    const int64_t *p = tokens, *end = tokens;
+    const int64_t *p = tokens;
 
     if (num_blocks != 0 && num_rest != 0) {
         uint64_t first[STRIPE_WORDS];
@@ -117,21 +114,15 @@ static void hash_stripes(const stream *s, const int64_t *tokens, uint64_t num_bl
         at = stripe(at, first);
         p += STRIPE_WORDS - num_rest;
     }
-    for (uint64_t i = 0; i < num_blocks; i += GROUP_BLOCKS) {
-        unsigned n = num_blocks - i < GROUP_BLOCKS ? (unsigned)(num_blocks - i) : GROUP_BLOCKS;
-        for (unsigned k = 0; k < n; k++) {
-            for (end += block_size; p + stripe_words <= end; p += stripe_words)
-                at = stripe(at, p);
-            saved[k] = at;
-        }
-        for (unsigned k = 0; k < n; k++) {
-            num_bytes += 8ull * block_size;
-            uint64_t h = fold_lanes(saved[k], num_bytes, 0);
-            const int64_t *rest = tokens + (i + k + 1) * block_size - num_rest;
-            for (unsigned j = 0; j < num_rest; j++)
-                h = mix_word(h, (uint64_t)rest[j]);
-            out[i + k] = avalanche(h);
-        }
+    for (uint64_t i = 0; i < num_blocks; i++) {
+        const int64_t *rest = tokens + (i + 1) * block_size - num_rest;
+        for (; p != rest; p += STRIPE_WORDS)
+            at = stripe(at, p);
+        num_bytes += 8ull * block_size;
+        uint64_t h = fold_lanes(at) + num_bytes;
+        for (unsigned j = 0; j < num_rest; j++)
+            h = mix_word(h, (uint64_t)rest[j]);
+        out[i] = avalanche(h);
     }
 }
 
@@ -161,7 +152,7 @@ uint64_t rs_xxh64(const void *data, uint64_t num_bytes, uint64_t seed)
     lanes at = seeded(seed);
     for (; left >= STRIPE_BYTES; left -= STRIPE_BYTES, p += STRIPE_BYTES)
         at = stripe(at, p);
-    uint64_t h = fold_lanes(at, num_bytes, seed);
+    uint64_t h = begin_digest(at, num_bytes, seed);
     for (; left >= 8; left -= 8, p += 8)
         h = mix_word(h, load64(p));
     if (left >= 4) {

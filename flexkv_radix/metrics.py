@@ -24,11 +24,12 @@ _LABEL = "dp_client_id"
 
 
 @dataclass
-class Pools:
-    """Slots of one component at this moment."""
+class NodeCounts:
+    """What the region itself counts, for all engines of the node."""
 
-    total: int
-    free: int
+    total: dict[ComponentType, int] = field(default_factory=dict)  # slots
+    free: dict[ComponentType, int] = field(default_factory=dict)
+    evicted_blocks: int = 0
 
 
 @dataclass(eq=False)  # a registry tells collectors apart by identity
@@ -43,7 +44,6 @@ class Metrics:
     hit_blocks: int = 0
     miss_blocks: int = 0
     allocated_blocks: int = 0
-    evicted_blocks: int = 0  # own blocks that left the cache, whoever evicted them
     no_space_blocks: int = 0  # blocks that a put could not get slots for
     match_errors: int = 0  # matches answered as a miss because of an error
     is_disabled: int = 0
@@ -51,7 +51,7 @@ class Metrics:
     ops: dict[tuple[OpKind, ComponentType], int] = field(default_factory=dict)
     blocks: dict[tuple[OpKind, ComponentType], int] = field(default_factory=dict)
     bytes: dict[tuple[OpKind, ComponentType], int] = field(default_factory=dict)
-    pools: Callable[[], dict[ComponentType, Pools]] = dict
+    node: Callable[[], NodeCounts] = NodeCounts  # asked at each scrape
 
     def __post_init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -100,11 +100,12 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by Prometheus for each scrape."""
+        node = self.node()
         plain = {
             "cache_hit_blocks": ("Blocks that matches found", self.hit_blocks),
             "cache_miss_blocks": ("Blocks that matches asked for and did not find", self.miss_blocks),
             "cache_allocated_blocks": ("Slots taken for stores", self.allocated_blocks),
-            "cache_evicted_blocks": ("Blocks stored by this engine that left the cache", self.evicted_blocks),
+            "cache_evicted_blocks": ("Blocks evicted on this node, whoever stored them", node.evicted_blocks),
             "cache_no_space_blocks": ("Blocks not stored because no slot could be had", self.no_space_blocks),
             "match_errors": ("Matches answered as a miss because of an error", self.match_errors),
         }
@@ -119,7 +120,7 @@ class Metrics:
         yield disabled
         yield self._tasks_family()
         yield from self._transfer_families()
-        yield from self._pool_families()
+        yield from self._pool_families(node)
 
     def _tasks_family(self) -> Metric:
         family = CounterMetricFamily("flexkv_py_tasks", "Tasks that ended", labels=[_LABEL, "kind", "state"])
@@ -139,12 +140,14 @@ class Metrics:
                 family.add_metric([str(self.dp_client_id), kind.name.lower(), component.name.lower()], value)
             yield family
 
-    def _pool_families(self) -> Iterator[Metric]:
-        pools = self.pools()
-        for name, text in (("total", "Slots of the pool"), ("free", "Slots neither staged nor published")):
+    def _pool_families(self, node: NodeCounts) -> Iterator[Metric]:
+        for name, text, counts in (
+            ("total", "Slots of the pool", node.total),
+            ("free", "Slots neither staged nor published", node.free),
+        ):
             family = GaugeMetricFamily(f"flexkv_py_mempool_{name}_blocks", text, labels=[_LABEL, "component"])
-            for component, pool in pools.items():
-                family.add_metric([str(self.dp_client_id), component.name.lower()], getattr(pool, name))
+            for component, value in counts.items():
+                family.add_metric([str(self.dp_client_id), component.name.lower()], value)
             yield family
 
 

@@ -19,7 +19,7 @@ from flexkv_radix.hold import Hold
 from flexkv_radix.launching import Launch, check_launch, num_window_blocks, window_tail
 from flexkv_radix.lifecycle import Member, Task, TaskKind
 from flexkv_radix.matching import Matched, match_get, match_put, window_transfer
-from flexkv_radix.metrics import Metrics, MetricsEndpoint, Pools
+from flexkv_radix.metrics import Metrics, MetricsEndpoint, NodeCounts
 from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge
 from flexkv_radix.ring import Hashes, RingEvents
 from flexkv_radix.spec import EngineSpec
@@ -42,7 +42,7 @@ class KVTaskEngine:
         metrics_endpoint: MetricsEndpoint | None = None,
     ) -> None:
         self._table = TaskTable(spec.task_ttl_s)
-        self.metrics = Metrics(spec.dp_client_id, pools=self._pool_counts)
+        self.metrics = Metrics(spec.dp_client_id, node=self._node_counts)
         self._driver = Driver(spec, self._table, self.metrics, on_change)
         self._warned_about = ""
         self._metrics_endpoint = metrics_endpoint
@@ -266,11 +266,17 @@ class KVTaskEngine:
         tier = self.tier
         return 0 if tier is None else tier.num_present(hashes)
 
-    def _pool_counts(self) -> dict[ComponentType, Pools]:
-        if (tier := self.tier) is None:
-            return {}
-        client = tier.client
-        pools = {ComponentType.FULL: Pools(client.mempool_total(), client.mempool_free())}
-        if tier.swa_window_blocks:
-            pools[ComponentType.SWA] = Pools(client.swa_mempool_total(), client.swa_mempool_free())
-        return pools
+    def _node_counts(self) -> NodeCounts:
+        tier, counts = self.tier, NodeCounts()
+        if tier is None:
+            return counts
+        try:
+            stats = tier.client.stats()
+        except RadixError:  # closed or retired meanwhile
+            return counts
+        for component, name in ((ComponentType.FULL, "full"), (ComponentType.SWA, "swa")):
+            if tier.num_slots[component]:
+                counts.total[component] = tier.num_slots[component]
+                counts.free[component] = stats["pool"][name]["num_free"]
+        counts.evicted_blocks = sum(stats["evicted_blocks"]["full"].values())
+        return counts

@@ -24,7 +24,7 @@ from flexkv_radix.metrics import MetricsEndpoint
 from flexkv_radix.server import liveness
 from flexkv_radix.server import messages as m
 from flexkv_radix.server.desk import Desk
-from flexkv_radix.server.spawn import EndpointLock, lock_path
+from flexkv_radix.server.spawn import EndpointLock
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +220,4 @@ class KVServer:
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(lock_path(self._endpoint))
         self._lock.close()

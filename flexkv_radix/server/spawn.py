@@ -12,7 +12,10 @@ from flexkv_radix.server.liveness import liveness_path
 
 
 class EndpointLock:
-    """Held by the one KVServer of an endpoint; the kernel drops it when that dies."""
+    """Held by the one KVServer of an endpoint; the kernel drops it when that dies.
+
+    The file stays: were it unlinked, two servers could hold locks on two files of its name.
+    """
 
     def __init__(self, endpoint: str) -> None:
         """BlockingIOError if somebody else holds it."""

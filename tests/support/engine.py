@@ -94,7 +94,11 @@ class RankMemory:
             yield tensor[start : start + layout.bytes_per_layer]
 
     def _view(self, layout: KVCacheLayout, layer: int, kv: int, block: int) -> torch.Tensor:
-        order = {LAYERFIRST: (layer, kv, block), BLOCKFIRST: (block, layer, kv), LAYERBLOCK: (layer, block, kv)}
+        order = {
+            LAYERFIRST: (layer, kv, block),
+            BLOCKFIRST: (block, layer, kv),
+            LAYERBLOCK: (layer, block, kv),
+        }
         index = order[layout.type]
         if len(self.tensors) == 1:
             return self.tensors[0][index]
@@ -261,11 +265,15 @@ LAYERS, HEADS, HEAD_SIZE = 2, 2, 4
 
 
 def small_model(**changes: Any) -> ModelConfig:
-    return ModelConfig(**{"num_layers": LAYERS, "num_kv_heads": HEADS, "head_size": HEAD_SIZE, "dtype": "int16", **changes})
+    return ModelConfig(
+        **{"num_layers": LAYERS, "num_kv_heads": HEADS, "head_size": HEAD_SIZE, "dtype": "int16", **changes}
+    )
 
 
 def small_memory(num_block: int = 64) -> RankMemory:
-    return RankMemory(KVCacheLayout(LAYERFIRST, LAYERS, num_block, BLOCK, HEADS, HEAD_SIZE), num_tensors=LAYERS)
+    return RankMemory(
+        KVCacheLayout(LAYERFIRST, LAYERS, num_block, BLOCK, HEADS, HEAD_SIZE), num_tensors=LAYERS
+    )
 
 
 def small_engine(server_name: str, directory: Path, num_block: int = 64, **options: Any) -> Engine:

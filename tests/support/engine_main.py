@@ -71,7 +71,9 @@ def main() -> None:
     server_name, directory, dp_client_id, *identity = sys.argv[1:]
     cache = CacheConfig(BLOCK, model_identity=identity[0] if identity else "")
     more = {key: value for key, value in os.environ.items() if key.startswith("FLEXKV_")}
-    with small_engine(server_name, Path(directory), dp_client_id=int(dp_client_id), cache=cache, environ=more) as engine:
+    with small_engine(
+        server_name, Path(directory), dp_client_id=int(dp_client_id), cache=cache, environ=more
+    ) as engine:
         commands = Commands(engine)
         for line in sys.stdin:
             verb, *arguments = json.loads(line)

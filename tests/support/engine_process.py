@@ -23,7 +23,16 @@ class EngineProcess:
     ) -> None:
         directory.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(_MAIN), server_name, str(directory), str(dp_client_id), identity],
+            [
+                sys.executable,
+                "-W",
+                "error",
+                str(_MAIN),
+                server_name,
+                str(directory),
+                str(dp_client_id),
+                identity,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -150,7 +150,7 @@ def test_torch_tensors_and_one_call(node: Node, tmp_path: Path) -> None:
         assert engine.manager.wait(put)[put].return_mask.sum() == 5 * BLOCK
         mask = torch.arange(len(PROMPT)) >= BLOCK
         get = engine.manager.get_async(
-            tokens, torch.from_numpy(engine.slots(THERE[1:] + [31])[: mask.sum()]), mask
+            tokens, torch.from_numpy(engine.slots([*THERE[1:], 31])[: mask.sum()]), mask
         )
         response = engine.manager.wait(get)[get]
         assert response.return_mask.sum() == 4 * BLOCK

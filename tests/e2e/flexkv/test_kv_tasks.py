@@ -143,10 +143,9 @@ def test_launch_twice_is_refused(engine: Engine) -> None:
     with pytest.raises(ValueError, match="twice"):
         engine.manager.launch([task_id, task_id], [engine.slots(HERE)] * 2)
     engine.manager.launch([task_id], [engine.slots(HERE)])
+    engine.expect(task_id, KVResponseStatus.SUCCESS)
     with pytest.raises(ValueError, match="task_ids"):
-        while True:  # running or answered: never a second time
-            engine.manager.launch([task_id], [engine.slots(HERE)])
-            engine.manager.wait([task_id])
+        engine.manager.launch([task_id], [engine.slots(HERE)])
 
 
 def test_a_block_beyond_the_engines_tensors_fails_the_task(engine: Engine) -> None:

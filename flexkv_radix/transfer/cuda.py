@@ -91,7 +91,7 @@ class CudaMover:
         self._pinned = PinnedRange(
             store.address, ends, cuda_driver.host_register, cuda_driver.host_unregister
         )
-        if cuts_a_slot(ends, pools):
+        if cuts_a_slot(ends, pools) or (thread_blocks and path is CudaPath.AUTO):
             path = CudaPath.KERNEL
         self._plans = {
             component: Plans(placement, component, thread_blocks or DEFAULT_THREAD_BLOCKS, path)

@@ -177,7 +177,7 @@ class TransferConfig:
     num_ranks: int  # the worker is ready once so many have registered
     register_endpoint: str  # Unix socket path, "ipc://" allowed
     copy_threads: int = 0  # CPU tensors, per direction; 0: chosen from the number of cores
-    thread_blocks: int = 0  # of a CUDA kernel; 0: the measured default
+    thread_blocks: int = 0  # CUDA: always a kernel, of so many thread blocks; 0: chosen
     cuda_path: CudaPath = CudaPath.AUTO
     layerwise_sockets: tuple[LayerwiseSocket, ...] = ()
 

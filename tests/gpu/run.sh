@@ -11,5 +11,5 @@ export PYTHONPATH
 
 status=0
 "$python" -m pytest tests/gpu -m gpu -q -p no:cacheprovider || status=$?
-"$python" benchmarks/gpu_transfer.py --json "$results/gpu_transfer.json" || status=$?
+"$python" -m benchmarks.gpu_transfer --json "$results/gpu_transfer.json" || status=$?
 exit $status

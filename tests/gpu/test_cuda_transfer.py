@@ -135,13 +135,15 @@ def test_full_and_swa(tmp_path: Path) -> None:
             assert np.array_equal(store.slots(SWA)[7], swa.model.block(4))
 
 
-def test_stores_wait_for_the_step_that_writes_the_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.COPY_ENGINE])
+def test_stores_wait_for_the_step_that_writes_the_blocks(path: CudaPath, tmp_path: Path) -> None:
     """The engine's stream is still asleep when the store is submitted; the event makes it wait."""
     part = GpuPart(kv_part(LAYERFIRST))
     event = torch.cuda.Event(interprocess=True)
     handle = event.ipc_handle()
     with open_store({FULL: part.model.share_bytes}, NUM_SLOTS) as store:
-        with start_gpu_engine(store, [registration([part], RankPlace(), handle)], tmp_path) as engine:
+        ranks = [registration([part], RankPlace(), handle)]
+        with start_gpu_engine(store, ranks, tmp_path, path=path) as engine:
             engine.run(engine.op(OpKind.D2H, [0], [0]))
             assert not store.slots()[0].any()
             torch.cuda._sleep(600_000_000)  # about 0.3 s

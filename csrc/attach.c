@@ -1,14 +1,11 @@
-/* attach.c - private handles: joining and leaving an index, and forks.
+/* attach.c - private handles: joining and leaving an index.
  *
- * A handle has three descriptors of the index file, each from an open of its own: file_fd (mapped),
- * life_fd and lease_fd (lock.c).  A fork duplicates them, and with them the locks: the child would
- * keep its parent's client alive.  So a fork handler closes them in the child, life first, and marks
- * the handles: every verb on them returns RS_EFORKED there.
+ * A handle has three descriptors of the index file, each from an open of its own: file (mapped), life
+ * and lease (lock.c).  In a forked child they are closed (fds.c), and every verb returns RS_EFORKED.
  */
 #include "core.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,90 +16,31 @@
 #define ATTACH_ROUNDS 20 /* a reaper may hold a free entry's bytes for a moment */
 #define LEASE_TRIES 5
 
-/* -- forks ---------------------------------------------------------------------------------- */
-
-static pthread_mutex_t handles_mutex = PTHREAD_MUTEX_INITIALIZER;
-static rs_client *handles; /* every open handle of this process */
-
-static void before_fork(void) { pthread_mutex_lock(&handles_mutex); }
-
-static void after_fork_parent(void) { pthread_mutex_unlock(&handles_mutex); }
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
-static void after_fork_child(void)
-{
-    for (rs_client *c = handles; c; c = c->next_handle) {
-        c->forked = 1;
-        close_fd(&c->life_fd);
-        close_fd(&c->lease_fd);
-        close_fd(&c->file_fd);
-    }
-    handles = NULL;
-    pthread_mutex_unlock(&handles_mutex);
-}
-
-static void install_fork_handler(void) { pthread_atfork(before_fork, after_fork_parent, after_fork_child); }
-
-static void register_handle(rs_client *c)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install_fork_handler);
-    pthread_mutex_lock(&handles_mutex);
-    c->next_handle = handles;
-    handles = c;
-    pthread_mutex_unlock(&handles_mutex);
-}
-
-static void unregister_handle(rs_client *c)
-{
-    pthread_mutex_lock(&handles_mutex);
-    for (rs_client **at = &handles; *at; at = &(*at)->next_handle)
-        if (*at == c) {
-            *at = c->next_handle;
-            break;
-        }
-    pthread_mutex_unlock(&handles_mutex);
-}
-
 /* -- attach --------------------------------------------------------------------------------- */
 
 static void free_handle(rs_client *c)
 {
     if (c->v.base)
         munmap(c->v.base, c->map_bytes);
-    close_fd(&c->life_fd);
-    close_fd(&c->lease_fd);
-    close_fd(&c->file_fd);
+    rs_fd_close(&c->life);
+    rs_fd_close(&c->lease);
+    rs_fd_close(&c->file);
     for (int k = 0; k < RS_NUM_COMPONENTS; k++)
         free(c->marks[k]);
     pthread_mutex_destroy(&c->insert_mutex);
     free(c);
 }
 
-static int open_by_fd(int fd)
-{
-    rs_client opener = {.file_fd = fd};
-    return rs_reopen(&opener);
-}
-
 static int map_index(rs_client *c, int fd)
 {
     struct stat st;
-    c->file_fd = open_by_fd(fd);
-    c->life_fd = open_by_fd(fd);
-    c->lease_fd = open_by_fd(fd);
-    if (c->file_fd < 0 || c->life_fd < 0 || c->lease_fd < 0 || fstat(c->file_fd, &st) != 0)
+    if (rs_fd_open(&c->file, fd) != 0 || rs_fd_open(&c->life, fd) != 0 || rs_fd_open(&c->lease, fd) != 0 ||
+        fstat(c->file.fd, &st) != 0)
         return RS_ESYS;
     if ((uint64_t)st.st_size < sizeof(rs_header_shm))
         return RS_ECORRUPT;
     c->map_bytes = (uint64_t)st.st_size;
-    void *base = mmap(NULL, c->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, c->file_fd, 0);
+    void *base = mmap(NULL, c->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, c->file.fd, 0);
     if (base == MAP_FAILED)
         return RS_ESYS;
     int rc = rs_view_init(&c->v, base, c->map_bytes);
@@ -181,16 +119,16 @@ static int try_entry(rs_client *c, uint32_t i, bool only_free, const char *label
 {
     if (only_free && rs_ld(&c->v.clients[i].state) != RS_CLIENT_FREE)
         return 1;
-    if (rs_byte_take(c->lease_fd, i, RS_BYTE_LEASE) != 0)
+    if (rs_byte_take(c->lease.fd, i, RS_BYTE_LEASE) != 0)
         return 1;
     int rc = 1;
-    if (rs_byte_take(c->life_fd, i, RS_BYTE_LIFE) == 0) {
+    if (rs_byte_take(c->life.fd, i, RS_BYTE_LIFE) == 0) {
         rc = activate(c, i, label);
         if (rc == RS_OK)
             return rc;
-        rs_byte_drop(c->life_fd, i, RS_BYTE_LIFE);
+        rs_byte_drop(c->life.fd, i, RS_BYTE_LIFE);
     }
-    rs_byte_drop(c->lease_fd, i, RS_BYTE_LEASE);
+    rs_byte_drop(c->lease.fd, i, RS_BYTE_LEASE);
     return rc;
 }
 
@@ -216,7 +154,7 @@ int rs_attach(int fd, const char *label, rs_client **out)
     rs_client *c = calloc(1, sizeof *c);
     if (!c)
         return RS_ENOMEM;
-    c->file_fd = c->life_fd = c->lease_fd = -1;
+    c->file.fd = c->life.fd = c->lease.fd = -1;
     pthread_mutex_init(&c->insert_mutex, NULL);
     int rc = map_index(c, fd);
     if (rc == RS_OK)
@@ -231,7 +169,8 @@ int rs_attach(int fd, const char *label, rs_client **out)
         errno = saved;
         return rc;
     }
-    register_handle(c);
+    rs_reap_result reaped;
+    (void)rs_reap_if_due(c, RS_CLIENT_REAP_NS, &reaped); /* best effort, as in allocate */
     if (rs_ld(&c->v.hdr->draining))
         (void)rs_drain_all(c); /* a dead client's pins held an old root; BUSY leaves it to the next verb */
     *out = c;
@@ -242,13 +181,11 @@ int rs_attach(int fd, const char *label, rs_client **out)
  * reaper may hold the byte for a moment, hence the few tries. */
 static bool lease_is_sole(rs_client *c)
 {
-    int fd = rs_reopen(c);
-    if (fd < 0)
+    rs_fd_close(&c->lease);
+    if (rs_fd_open(&c->lease, c->file.fd) != 0) /* holds the byte, once taken, until the entry is free */
         return false;
-    close_fd(&c->lease_fd);
-    c->lease_fd = fd; /* holds the byte, once taken, until the entry is free */
     for (int i = 0; i < LEASE_TRIES; i++) {
-        if (rs_byte_take(fd, c->v.me, RS_BYTE_LEASE) == 0)
+        if (rs_byte_take(c->lease.fd, c->v.me, RS_BYTE_LEASE) == 0)
             return true;
         struct timespec pause = {0, 1000000};
         nanosleep(&pause, NULL);
@@ -261,9 +198,8 @@ int rs_detach(rs_client *c)
     if (!c)
         return RS_OK;
     int rc = RS_OK;
-    if (!c->forked) {
+    if (!rs_forked(c)) {
         rs_reap_result given_back = {0};
-        unregister_handle(c);
         rc = rs_verify_file(c); /* touching what was truncated would be SIGBUS */
         /* A worker still holds the lease: the reapers clear the entry when it is gone. */
         if (rc == RS_OK && lease_is_sole(c))
@@ -279,11 +215,11 @@ int rs_client_slot(const rs_client *c) { return (int)c->v.me; }
 
 uint64_t rs_client_incarnation(const rs_client *c) { return c->incarnation; }
 
-int rs_lease_fd(const rs_client *c) { return c->lease_fd; }
+int rs_lease_fd(const rs_client *c) { return c->lease.fd; }
 
 int rs_alive(const rs_client *c)
 {
-    if (c->forked)
+    if (rs_forked(c))
         return RS_EFORKED;
     uint32_t state = rs_ld_acq(&c->v.hdr->state);
     return state == RS_STATE_READY ? RS_OK : state == RS_STATE_RETIRED ? RS_ERETIRED : RS_ECORRUPT;
@@ -292,9 +228,9 @@ int rs_alive(const rs_client *c)
 int rs_verify_file(const rs_client *c)
 {
     struct stat st;
-    if (c->forked)
+    if (rs_forked(c))
         return RS_EFORKED;
-    return fstat(c->file_fd, &st) == 0 && (uint64_t)st.st_size >= c->map_bytes ? RS_OK : RS_ECORRUPT;
+    return fstat(c->file.fd, &st) == 0 && (uint64_t)st.st_size >= c->map_bytes ? RS_OK : RS_ECORRUPT;
 }
 
 int rs_get_info(rs_client *c, rs_info *out)

@@ -15,7 +15,6 @@
 #include "core.h"
 
 #include <string.h>
-#include <unistd.h>
 
 /* Slot states looked at per lock hold while searching a dead client's staged slots. */
 #define SCAN_SLOTS 16384u
@@ -267,15 +266,16 @@ static int reap_entry(rs_client *c, uint32_t client, int fd, rs_reap_result *out
 int rs_reap(rs_client *c, rs_reap_result *out)
 {
     memset(out, 0, sizeof *out);
-    if (c->forked)
+    if (rs_forked(c))
         return RS_EFORKED;
-    int fd = rs_reopen(c), rc = RS_OK;
-    if (fd < 0)
+    int rc = RS_OK;
+    rs_fd probe;
+    if (rs_fd_open(&probe, c->file.fd) != 0)
         return RS_ESYS;
     for (uint32_t i = 0; i < c->v.config.max_clients && rc == RS_OK; i++)
         if (i != c->v.me)
-            rc = reap_entry(c, i, fd, out);
-    close(fd);
+            rc = reap_entry(c, i, probe.fd, out);
+    rs_fd_close(&probe);
     if (rc == RS_OK && rs_ld(&c->v.hdr->draining))
         rc = rs_drain_all(c);
     if (rc == RS_OK)
@@ -291,6 +291,7 @@ int rs_reap_if_due(rs_client *c, uint64_t min_interval_ns, rs_reap_result *out)
     if (now < last || now - last < min_interval_ns)
         return RS_OK;
     /* Claimed for a moment only: if this process is killed, or finds the index busy, another soon tries. */
-    rs_raw(&c->v.hdr->last_reap_ns, now - min_interval_ns + (min_interval_ns < REAP_CLAIM_NS ? min_interval_ns : REAP_CLAIM_NS));
+    uint64_t claim = min_interval_ns < REAP_CLAIM_NS ? min_interval_ns : REAP_CLAIM_NS;
+    rs_raw(&c->v.hdr->last_reap_ns, now - min_interval_ns + claim);
     return rs_reap(c, out);
 }

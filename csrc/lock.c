@@ -35,7 +35,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -66,14 +65,6 @@ int rs_byte_take(int fd, uint32_t slot, int which) { return byte_op(fd, slot, wh
 
 void rs_byte_drop(int fd, uint32_t slot, int which) { (void)byte_op(fd, slot, which, F_UNLCK); }
 
-int rs_reopen(const rs_client *c)
-{
-    /* By descriptor, not by path: the name may meanwhile belong to a new region. */
-    char path[48];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", c->file_fd);
-    return open(path, O_RDWR | O_CLOEXEC);
-}
-
 static long futex(rs_a32 *word, int op, uint32_t value, const struct timespec *timeout)
 {
     return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
@@ -91,11 +82,11 @@ static bool take_from_dead(rs_client *c, uint32_t word, uint32_t mine)
     uint32_t owner = (word & ~RS_LOCK_WAITERS) - 1;
     if (owner == c->v.me)
         return false; /* another thread of this client */
-    int fd = rs_reopen(c);
-    if (fd < 0)
+    rs_fd probe;
+    if (rs_fd_open(&probe, c->file.fd) != 0)
         return false;
-    bool taken = rs_byte_take(fd, owner, RS_BYTE_LIFE) == 0 && swap_word(c, word, mine);
-    close(fd); /* drops the byte */
+    bool taken = rs_byte_take(probe.fd, owner, RS_BYTE_LIFE) == 0 && swap_word(c, word, mine);
+    rs_fd_close(&probe); /* drops the byte */
     return taken;
 }
 

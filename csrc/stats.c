@@ -75,7 +75,7 @@ static void fill_stats(const rs_view *v, rs_stats *out)
 
 int rs_get_stats(rs_client *c, rs_stats *out)
 {
-    if (c->forked)
+    if (rs_forked(c))
         return RS_EFORKED;
     int rc = rs_lock(c, RS_NONE);
     if (rc == RS_ECORRUPT)

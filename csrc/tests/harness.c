@@ -76,9 +76,8 @@ rs_client *attach(int fd)
 
 void kill_client(rs_client *c)
 {
-    close(c->life_fd);
-    close(c->lease_fd);
-    c->life_fd = c->lease_fd = -1;
+    rs_fd_close(&c->life);
+    rs_fd_close(&c->lease);
 }
 
 static void check_snapshot(rs_snapshot *s)

@@ -35,7 +35,8 @@ class Auditor:
         self.tape = Tape(self.index)
         self.worst_reap_s = 0.0
         self._fd = open_index(name)
-        self._dead: dict[int, float] = {}  # incarnation -> when its process was gone
+        self.stalled_s = 0.0  # time in which nobody could have reaped, because the machine was busy elsewhere
+        self._dead: dict[int, float] = {}  # incarnation -> when its process was gone, less stalls before
 
     def close(self) -> None:
         os.close(self._fd)
@@ -47,16 +48,15 @@ class Auditor:
         return _native.peek_clients(self._fd)
 
     def note_death(self, incarnation: int) -> None:
-        self._dead[incarnation] = time.monotonic()
+        self._dead[incarnation] = time.monotonic() - self.stalled_s
 
-    def check_dead_are_reaped(self, stalled_s: float) -> None:
-        """``stalled_s``: for how long nobody could have reaped, because this machine was busy elsewhere."""
+    def check_dead_are_reaped(self) -> None:
         now, listed = time.monotonic(), {client.incarnation: client for client in self.clients()}
         for incarnation, since in list(self._dead.items()):
             if incarnation not in listed:
                 del self._dead[incarnation]
                 continue
-            waited = now - since - stalled_s
+            waited = now - self.stalled_s - since
             self.worst_reap_s = max(self.worst_reap_s, waited)
             if waited > REAP_LIMIT_S:
                 reaped = self.index.reap()

@@ -29,22 +29,31 @@ SERVER_FLAGS = (
 )
 BLOCKED_LIMIT_S = 1.0
 MAX_STOP_S = 0.4
-SERVER_START_S = 60.0
+MIN_ATTACHED = 2  # somebody has to find out what the dead left
+SERVER_START_S = 120.0
 TICK_S = 0.004
+STALL_S = 0.25  # between two ticks: this machine is busy elsewhere
 LOCK_LOOKS = 20_000  # tries to find a worker while it holds the lock
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what; seconds are means of random intervals."""
+    """How much of what; ``*_every_s`` are means of random intervals.
+
+    It goes on for ``seconds``, and then until enough was killed, but for no more than ``max_seconds``.
+    Without ``min_restarts`` the server is killed all along, else just so often: workers need it to attach.
+    """
 
     name: str
     seconds: float
     seed: int
+    min_kills: int = 0
+    min_restarts: int = 0
+    max_seconds: float = 0.0
     num_workers: int = 6
     kill_every_s: float = 0.12
     stop_every_s: float = 1.2
-    restart_every_s: float = 3.0
+    restart_every_s: float = 2.0
 
 
 @dataclass
@@ -116,7 +125,6 @@ class Conductor:
         self.pids: dict[int, Seat] = {}
         self.stopped: dict[int, float] = {}  # pid -> when to go on
         self.num_started = 0
-        self.stalled_s = 0.0
         self.killed_server = 0
 
     def run(self) -> Report:
@@ -128,7 +136,7 @@ class Conductor:
             self.wait_ready()
             self.auditor = Auditor(self.plan.name)
             self.lock_word = LockWord(self.plan.name)
-            self.torture(time.monotonic() + self.plan.seconds)
+            self.torture(time.monotonic())
             self.conclude()
         except (AuditError, LostEventsError) as error:
             self.report.failures.append(str(error))
@@ -150,13 +158,13 @@ class Conductor:
         self.pids[pid] = seat
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SERVER_START_S
         while any(seat["SLOT"] == NOBODY for seat in self.seats):
             self.check_workers()
             if self.server.process.poll() is not None:
                 raise AuditError("the server did not start")
             if time.monotonic() > deadline:
-                raise AuditError("the workers did not all attach within 60 s")
+                raise AuditError("the workers did not all attach in time")
             time.sleep(0.01)
 
     def check_workers(self) -> None:
@@ -178,7 +186,7 @@ class Conductor:
 
     # -- what is done to them -------------------------------------------------------------------------
 
-    def torture(self, end: float) -> None:
+    def torture(self, start: float) -> None:
         plan = self.plan
         deeds = {
             self.kill: plan.kill_every_s,
@@ -187,8 +195,8 @@ class Conductor:
         }
         due = {deed: time.monotonic() + self.rng.expovariate(1 / mean) for deed, mean in deeds.items()}
         last = time.monotonic()
-        while (now := time.monotonic()) < end:
-            self.stalled_s = max(0.0, now - last - 0.25)
+        while self.goes_on((now := time.monotonic()) - start):
+            self.auditor.stalled_s += max(0.0, now - last - STALL_S)
             last = now
             for deed, mean in deeds.items():
                 if now >= due[deed]:
@@ -198,11 +206,17 @@ class Conductor:
             self.look()
             time.sleep(TICK_S)
 
+    def goes_on(self, seconds: float) -> bool:
+        enough = (
+            self.report.kills >= self.plan.min_kills and self.report.server_kills >= self.plan.min_restarts
+        )
+        return seconds < self.plan.seconds or (not enough and seconds < self.plan.max_seconds)
+
     def look(self) -> None:
         self.check_workers()
         self.auditor.index.check_alive()
         self.auditor.tape.follow()
-        self.auditor.check_dead_are_reaped(self.stalled_s)
+        self.auditor.check_dead_are_reaped()
         worst = max(self.seats, key=lambda seat: seat["WORST_NS"])
         if worst["WORST_NS"] > BLOCKED_LIMIT_S * 1e9:
             raise AuditError(f"worker {worst.index} was blocked for {worst['WORST_NS'] / 1e6:.0f} ms")
@@ -213,7 +227,7 @@ class Conductor:
     def pick(self) -> int | None:
         """A worker, now and then one that still attaches; None when few others would go on."""
         attached = self.attached()
-        if len(attached) <= self.plan.num_workers // 2:
+        if len(attached) <= MIN_ATTACHED:
             return None
         return self.rng.choice(list(self.pids) if self.rng.random() < 0.1 else attached)
 
@@ -260,9 +274,9 @@ class Conductor:
                 os.kill(pid, signal.SIGCONT)
 
     def restart_server(self) -> None:
-        """Once the last one has adopted the regions."""
-        newest = self.newest_server()
-        if newest != self.killed_server:
+        """Once the last one has adopted the regions, and while more restarts are wanted."""
+        newest, wanted = self.newest_server(), self.plan.min_restarts
+        if newest != self.killed_server and (not wanted or self.report.server_kills < wanted):
             self.server.kill_and_restart()
             self.killed_server = newest
             self.report.server_kills += 1

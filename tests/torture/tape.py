@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -38,6 +39,7 @@ class Tape:
         # Changes not summed up yet: (component, hash, +1 or -1) as three arrays.
         self._changes: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._num_changes = 0
+        self._last = time.monotonic()
 
     def follow(self) -> None:
         """Read up to the head as it was at some time during this call."""
@@ -47,7 +49,12 @@ class Tape:
             code = lib.rs_events(self._index._live(), self._cursor, self._out, _MAX_EVENTS, num, overflow)
             assert code == 0
             if overflow[0]:
-                raise LostEventsError("events were lost: the ring is too small for this load")
+                head = self._index.event_head()
+                raise LostEventsError(
+                    f"events were lost: asked for {first}, got {num[0]}, now at {self._cursor[0]} of {head}; "
+                    f"{time.monotonic() - self._last:.1f} s since the last look"
+                )
+            self._last = time.monotonic()
             events = self._events[: num[0]]
             assert np.array_equal(events["number"], np.arange(first, first + len(events), dtype=np.uint64))
             self._note(events)

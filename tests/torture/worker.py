@@ -39,7 +39,7 @@ FULL, SWA, MAMBA = ComponentType
 ALL = COMPONENT_MASK_FULL | COMPONENT_MASK_SWA | COMPONENT_MASK_MAMBA
 MAX_HELD = 6
 MAX_HOARD = {FULL: 150, SWA: 20, MAMBA: 6}  # slots, so that all workers together leave some
-CONNECT_S = 30.0
+CONNECT_S = 120.0
 
 
 class WrongBytesError(Exception):
@@ -70,6 +70,8 @@ class Worker:
         deeds += [self.hold] * 8 + [self.hoard] * 6 + [self.look_around] * 5 + [self.evict] * 2
         while True:
             self.rng.choice(deeds)()
+            if self.rng.random() < 0.2:
+                time.sleep(0.001)  # leaves a starting server some time
             if self.rng.random() < 0.0002:
                 self.reset()
 
@@ -252,14 +254,18 @@ class Worker:
 
 
 def connect(name: str) -> RadixClient:
-    """A client; the server may be away for a moment."""
+    """An attached client.  The server may be away for a moment, or the index busy with a stopped process."""
     deadline = time.monotonic() + CONNECT_S
     while True:
+        client = None
         try:
             client = RadixClient(name, GEOMETRY, label="torture")
             client.wait_ready(CONNECT_S)
+            client.index.check_alive()
             return client
-        except RadixError:  # no server, or one that is closing: killed while it answered
+        except RadixError:
             if time.monotonic() > deadline:
                 raise
+            if client is not None:
+                client.close()
             time.sleep(0.02)

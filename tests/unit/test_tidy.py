@@ -17,6 +17,7 @@ MAX_C_FUNCTION_LINES = 69
 # for its own; files that share a layer share its declarations.
 LAYERS = (
     ("region", "errors", "hash"),
+    ("fds",),
     ("lock",),
     ("slots",),
     ("events",),

@@ -88,6 +88,7 @@ class Report:
     lock_timeouts: int = 0
     walk_retries: int = 0
     worst_verb_ms: float = 0.0
+    worst_verb_wall_ms: float = 0.0  # with time in which it could run but got no CPU
     worst_reap_ms: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -320,6 +321,7 @@ class Conductor:
         report.operations, report.verified_bytes = total["OPS"], total["VERIFIED_BYTES"]
         report.hit_blocks, report.busy = total["HIT_BLOCKS"], total["BUSY"]
         report.worst_verb_ms = round(max(seat["WORST_NS"] for seat in self.seats) / 1e6, 1)
+        report.worst_verb_wall_ms = round(max(seat["WORST_WALL_NS"] for seat in self.seats) / 1e6, 1)
         report.worst_reap_ms = round(auditor.worst_reap_s * 1e3, 1)
         report.stored_events, report.removed_events = auditor.tape.num_stored, auditor.tape.num_removed
         for field_name, seat_field in (

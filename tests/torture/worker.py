@@ -59,6 +59,7 @@ class Worker:
     def __init__(self, name: str, seat: Seat, seed: int) -> None:
         self.rng = random.Random(seed)
         self.seat = seat
+        seat.watch_this_thread()
         self.client = connect(name)
         self.arrays = {c: self.client.store.array(c).view(np.uint64) for c in ComponentType}
         self.held: deque[tuple[U64, QueryResult]] = deque()

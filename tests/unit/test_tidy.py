@@ -40,7 +40,8 @@ UPWARD_CALLS = {
 HEADERS = {
     "radixshm.h": set(),
     "layout.h": {"radixshm.h"},
-    "core.h": {"layout.h"},
+    "plant.h": set(),
+    "core.h": {"layout.h", "plant.h"},
     "snapshot.h": {"core.h"},
     "copy.h": set(),
 }

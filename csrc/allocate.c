@@ -20,12 +20,14 @@ static uint32_t evict_locked(rs_view *v, uint32_t component, uint32_t n, uint32_
     return rs_side_evict_locked(v, component, n, reason, steps);
 }
 
-static uint32_t num_listed(const rs_view *v, uint32_t component)
+static uint32_t num_listed(rs_view *v, uint32_t component)
 {
-    uint32_t num = 0;
+    const rs_pool_view *p = &v->pool[component];
+    uint64_t num = 0;
     for (uint32_t level = 0; level < RS_MAX_LEVELS; level++)
-        num += rs_ld(&v->pool[component].shm->lists.count[level]);
-    return num;
+        num += rs_ld(&p->shm->lists.count[level]);
+    v->corrupt |= num > p->capacity;
+    return num > p->capacity ? p->capacity : (uint32_t)num;
 }
 
 /* The looks that a call may still spend on victims.  Readers may touch entries as fast as they are

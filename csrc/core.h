@@ -112,8 +112,10 @@ RS_HIDDEN void rs_fd_close(rs_fd *f);
 static inline bool rs_forked(const rs_client *c) { return c->file.fd < 0; }
 
 /* -- lock.c --------------------------------------------------------------------------------- */
+#ifndef RS_LOCK_DEADLINE_NS /* fuzzing waits less */
 #define RS_LOCK_DEADLINE_NS 200000000ull /* a stopped owner must not wedge the node */
 #define RS_LOCK_SLICE_NS 10000000ull     /* sleep between two looks at the owner's life byte */
+#endif
 #define RS_LOCK_WAITERS 0x80000000u
 enum { RS_BYTE_LEASE = 0, RS_BYTE_LIFE = 1 };
 

@@ -62,7 +62,7 @@ static void make_end(rs_view *v, uint32_t component, rs_slot last)
         rs_add32(v, &side->cover[block], 1);
         block = up(v, block);
     }
-    rs_enter_young_locked(v, component, rs_ld(&side->slot[last]), false);
+    rs_enter_young_locked(v, component, rs_bound(v, rs_ld(&side->slot[last]), v->pool[component].capacity), false);
 }
 
 void rs_side_insert_locked(rs_view *v, uint32_t component, const int32_t *path, uint32_t num_blocks,

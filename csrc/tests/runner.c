@@ -36,7 +36,11 @@ static bool run_forked(int i)
         tests[i].run();
         exit(0);
     }
-    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        return false;
+    if (WIFSIGNALED(status))
+        fprintf(stderr, "%s: %s\n", tests[i].name, strsignal(WTERMSIG(status)));
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 static bool wanted(const char *name, char **words, int num_words)

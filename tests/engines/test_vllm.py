@@ -162,9 +162,11 @@ def test_requests_survive_the_death_of_the_server(pair: Pair, client: RadixClien
     asked = prompts(7, *[400] * 6)
     expected = pair.expected(*asked)
     store(pair, client, pair.second, *asked[:3])
+    before = num_inserted(client)
     pair.second.ask("generate", prompts=asked)
     pair.server.kill()
     assert tokens_of(pair.second.answer()) == expected
+    wait_until(lambda: num_inserted(client) >= before + 3 * (400 + 15) // BLOCK, "the rest is stored")
     outputs = pair.second.generate(*asked)  # nobody serves, the regions are there
     assert tokens_of(outputs) == expected
     assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)

@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,9 +151,13 @@ class RadixServer:
     def start(self) -> None:
         with self.log.open("a") as log_file:
             self._process = subprocess.Popen(self._command, stdout=log_file, stderr=log_file)
-        socket = Path(f"/dev/shm{self.name}.sock")
-        wait_until(lambda: socket.exists() or self._has_ended(), "the radix-server listens")
+        wait_until(lambda: self._listens() or self._has_ended(), "the radix-server listens")
         assert not self._has_ended(), self.log.read_text()
+
+    def _listens(self) -> bool:
+        """Whether somebody answers at the socket; the file of a killed server is still there."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(f"/dev/shm{self.name}.sock") == 0
 
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,7 +138,7 @@ def _identity(model: Any, server_args: Any, *, full: bool) -> str:
             revision=str(model.revision or ""),
             quantization=str(model.quantization or ""),
             dtype=model.dtype,
-            engine=f"sglang-{version('sglang')}",
+            engine="sglang",  # no version: the pools' format is FlexKV's, not opaque
         )
     except (OSError, ValueError) as error:
         logger.warning("the weights of %s cannot be told from others', which is unsafe: %s", path, error)

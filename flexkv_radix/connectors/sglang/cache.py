@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import torch
+from sglang.srt.disaggregation import kv_events
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     EvictResult,
@@ -26,6 +27,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
 
 from flexkv_radix.config import RankInfo
 from flexkv_radix.connectors.base import SharedCache
+from flexkv_radix.connectors.events import EventBuffer
 from flexkv_radix.connectors.namespace import request_namespace
 from flexkv_radix.connectors.sglang.flexkv_config import FlexKVConfig
 from flexkv_radix.connectors.sglang.layerwise import LayerwiseLoads
@@ -48,6 +50,7 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
         self._shared: SharedCache | None = None  # RadixCache's constructor calls reset()
         super().__init__(params)
         self._ranks = Ranks([params.pp_cache_group, params.attn_cp_cache_group, params.attn_tp_cache_group])
+        self._events = EventBuffer(kv_events)
         self._stores: dict[int, TreeNode] = {}  # number of a store -> the node it reads
         self._num_stores = 0
         self._looked_up: dict[Any, RadixKey] = {}  # request -> what its pinned match is for
@@ -67,6 +70,7 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
                 dp_client_id=rank.dp_client_id,
                 server_recv_port=config.server_recv_port,
                 gpu_register_port=config.gpu_register_port,
+                event_collector=self._events if params.enable_kv_cache_events else None,
             )
             manager.start()
             self._shared = SharedCache(manager, self.page_size)
@@ -247,6 +251,10 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
     def check_hicache_events(self) -> None:
         """Each scheduler step, with --enable-flexkv."""
         self._drain()
+
+    def take_events(self) -> list[Any]:
+        """Those of the device tree, then those of the node's cache (medium CPU)."""
+        return [*super().take_events(), *self._events.take()]
 
     def release_aborted_request(self, handle: Any) -> None:
         """The request will not be scheduled again."""

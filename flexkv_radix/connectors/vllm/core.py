@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from vllm.distributed import kv_events as vllm_events
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.counters import Counters
-from flexkv_radix.connectors.vllm.events import EventBuffer
+from flexkv_radix.connectors.events import EventBuffer
 from flexkv_radix.connectors.vllm.plan import EnginePlan, UnsupportedEngine, identity_of, plan_of
 from flexkv_radix.connectors.vllm.scheduler import Request, SchedulerSide, StepReport
 from flexkv_radix.connectors.vllm.stats import RadixShmemStats
@@ -50,7 +51,7 @@ class ConnectorCore:
         self._cache: SharedCache | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._events = EventBuffer(vllm_config)
+        self._events = EventBuffer(vllm_events, lora_name=None)
         self._counted = Counters()
         # vLLM's default fails the requests whose load failed; for a cache that is but a miss.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
@@ -72,7 +73,7 @@ class ConnectorCore:
             plan.model_config(),
             plan.cache_config(identity_of(vllm_config, vllm.__version__)),
             gpu_register_port=plan.register_port,
-            event_collector=self._events if self._events.enabled else None,
+            event_collector=self._events if _wants_events(vllm_config) else None,
         )
         self._cache = SharedCache(manager, plan.tokens_per_block)
         self._scheduler = SchedulerSide(self._cache, load_async=bool(options.get("load_async", True)))
@@ -136,7 +137,7 @@ class ConnectorCore:
         return self._scheduler is not None and self._scheduler.request_finished(request, block_ids), None
 
     def take_events(self) -> Iterable[Any]:
-        return list(self._events.take())
+        return self._events.take()
 
     def take_stats(self) -> RadixShmemStats | None:
         """What was counted since the last call."""
@@ -156,3 +157,8 @@ class ConnectorCore:
             self._cache.close()
         if self._worker is not None:
             self._worker.close()
+
+
+def _wants_events(vllm_config: Any) -> bool:
+    config = vllm_config.kv_events_config
+    return config is not None and bool(config.enable_kv_cache_events)

@@ -10,8 +10,9 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 
+from radixshmem.config import EVICT_POLICIES
 from tests.torture import worker
-from tests.torture.audit import AuditError, Auditor
+from tests.torture.audit import QUARANTINE_S, AuditError, Auditor
 from tests.torture.lock_word import LockWord
 from tests.torture.seats import NOBODY, Seat, make_seats
 from tests.torture.tape import LostEventsError
@@ -59,6 +60,7 @@ class Plan:
 @dataclass
 class Report:
     seed: int
+    policy: str
     seconds: float = 0.0
     kills: int = 0
     kills_holding_lock: int = 0
@@ -99,8 +101,9 @@ class Report:
 class Server:
     """A radix-server process that is killed and started again."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, policy: str) -> None:
         self._command = [sys.executable, "-m", "radixshmem.cli", "--name", name, "--data-bytes", DATA_BYTES]
+        self._command += ["--evict-policy", policy, "--reap-quarantine-s", str(QUARANTINE_S)]
         self._command += [*SERVER_FLAGS, "--metrics-address", "", "--log-level", "warning"]
         self.process = self._start()
 
@@ -121,7 +124,7 @@ class Conductor:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = random.Random(plan.seed)
-        self.report = Report(plan.seed)
+        self.report = Report(plan.seed, EVICT_POLICIES[(plan.seed - 1) % len(EVICT_POLICIES)])
         self.seats = make_seats(plan.num_workers)
         self.pids: dict[int, Seat] = {}
         self.stopped: dict[int, float] = {}  # pid -> when to go on
@@ -130,7 +133,7 @@ class Conductor:
 
     def run(self) -> Report:
         start = time.monotonic()
-        self.server = Server(self.plan.name)
+        self.server = Server(self.plan.name, self.report.policy)
         try:
             for seat in self.seats:
                 self.start_worker(seat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ import numpy as np
 # One word each.  The worker writes all but STOPS, which the conductor counts.
 FIELDS = (
     "OPS", "VERIFIED_BYTES", "WORST_NS", "WORST_WALL_NS", "BUSY", "SLOT", "INCARNATION",
-    "PUTS", "HIT_BLOCKS", "PIN_LIMITS", "SHORT", "STALE", "LOST_PREFIX", "RESETS", "STATUS_CALLS", "CHECKS", "STOPS",
+    "PUTS", "HIT_BLOCKS", "PIN_LIMITS", "SHORT", "STALE", "LOST_PREFIX",
+    "RESETS", "STATUS_CALLS", "CHECKS", "STOPS",
 )  # fmt: skip
 _TEXT_BYTES = 4096
 _SEAT_BYTES = 8192
@@ -27,6 +29,7 @@ class Seat:
         start = index * _SEAT_BYTES
         self.index = index
         self._words = np.frombuffer(memory, np.uint64, len(FIELDS), start)
+        self._thread = threading.local()
         self._memory, self._text = memory, start + _SEAT_BYTES - _TEXT_BYTES
 
     def __getitem__(self, field: str) -> int:
@@ -53,11 +56,11 @@ class Seat:
             self["WORST_NS"] = max(self["WORST_NS"], taken - (self._run_delay_ns() - delay))
 
     def watch_this_thread(self) -> None:
-        """Called in the worker: whose time it is that counts."""
-        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        """Called by each thread of a worker: whose time it is that counts."""
+        self._thread.schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def _run_delay_ns(self) -> int:
-        return int(os.pread(self._schedstat, 100, 0).split()[1])
+        return int(os.pread(self._thread.schedstat, 100, 0).split()[1])
 
     @property
     def failure(self) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import threading
 import time
 import traceback
 from collections import deque
@@ -40,6 +42,7 @@ ALL = COMPONENT_MASK_FULL | COMPONENT_MASK_SWA | COMPONENT_MASK_MAMBA
 MAX_HELD = 6
 MAX_HOARD = {FULL: 150, SWA: 20, MAMBA: 6}  # slots, so that all workers together leave some
 CONNECT_S = 120.0
+DEVICE_SHARE = 0.1  # workers whose staged slots wait out a quarantine
 
 
 class WrongBytesError(Exception):
@@ -47,24 +50,40 @@ class WrongBytesError(Exception):
 
 
 def run(name: str, seat: Seat, seed: int) -> int:
-    """Until killed; returns only when something is wrong, with its text in the seat."""
+    """Until killed; ends the process only when something is wrong, with its text in the seat."""
     try:
-        Worker(name, seat, seed).work()
+        rng = random.Random(seed)
+        client = connect(name)
+        if rng.random() < DEVICE_SHARE:
+            with contextlib.suppress(IndexBusy):
+                client.index.set_device()
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            threading.Thread(target=work, args=(client, seat, rng.getrandbits(32)), daemon=True).start()
+        seat["SLOT"], seat["INCARNATION"] = client.index.slot, client.index.incarnation
+        work(client, seat, rng.getrandbits(32))
     except BaseException:  # noqa: BLE001 - whatever it is, the conductor reports it
         seat.fail(traceback.format_exc())
     return 1
 
 
+def work(client: RadixClient, seat: Seat, seed: int) -> None:
+    """One thread of a worker."""
+    try:
+        Worker(client, seat, seed).work()
+    except BaseException:  # noqa: BLE001 - whatever it is, the conductor reports it
+        seat.fail(traceback.format_exc())
+        os._exit(1)
+
+
 class Worker:
-    def __init__(self, name: str, seat: Seat, seed: int) -> None:
+    def __init__(self, client: RadixClient, seat: Seat, seed: int) -> None:
         self.rng = random.Random(seed)
         self.seat = seat
         seat.watch_this_thread()
-        self.client = connect(name)
+        self.client = client
         self.arrays = {c: self.client.store.array(c).view(np.uint64) for c in ComponentType}
         self.held: deque[tuple[U64, QueryResult]] = deque()
         self.staged: dict[ComponentType, list[tuple[int, int]]] = {c: [] for c in ComponentType}
-        seat["SLOT"], seat["INCARNATION"] = self.client.index.slot, self.client.index.incarnation
 
     def work(self) -> None:
         deeds = [self.put] * 30 + [self.get] * 30 + [self.put_swa] * 12 + [self.put_mamba] * 8

@@ -34,7 +34,7 @@ static void free_handle(rs_client *c)
 static int map_index(rs_client *c, int fd)
 {
     struct stat st;
-    if (rs_fd_open(&c->file, fd) != 0 || rs_fd_open(&c->life, fd) != 0 || rs_fd_open(&c->lease, fd) != 0 ||
+    if (rs_fd_open(&c->file, fd) != 0 || rs_fd_open(&c->lease, fd) != 0 || rs_fd_open(&c->life, fd) != 0 ||
         fstat(c->file.fd, &st) != 0)
         return RS_ESYS;
     if ((uint64_t)st.st_size < sizeof(rs_header_shm))

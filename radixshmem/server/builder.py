@@ -13,7 +13,7 @@ from radixshmem.geometry import Geometry, PublishedGeometry, plan_geometry
 from radixshmem.index import Index
 from radixshmem.prefault import Prefault, Progress
 from radixshmem.records import RegionConfig
-from radixshmem.region import Access, create_regions, open_index, open_object, plan_files
+from radixshmem.region import Access, create_regions, open_index, open_object, plan_files, retire_regions
 from radixshmem.server.leftovers import SERVER_LABEL
 from radixshmem.server.machine import Machine
 from radixshmem.server.preflight import Need, check_space, numa_nodes
@@ -46,10 +46,14 @@ def plan_regions(config: ServerConfig, geometry: Geometry, machine: Machine) -> 
 def build_regions(
     config: ServerConfig, plan: RegionConfig, access: Access, machine: Machine, progress: Progress
 ) -> Index:
-    """Make, prefault and publish the regions of ``plan``, then join them."""
+    """Make, prefault and publish the regions of ``plan``, then join them.  Leaves nothing when it raises."""
     how = Prefault(config.prefault, config.prefault_threads, numa_nodes(config, machine))
     create_regions(config.name, plan, access, how, progress)
-    return join_regions(config.name)
+    try:
+        return join_regions(config.name)
+    except BaseException:
+        retire_regions(config.name)
+        raise
 
 
 def join_regions(name: str) -> Index:

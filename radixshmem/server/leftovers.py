@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,7 +82,7 @@ def inspect_leftovers(config: ServerConfig) -> Leftovers:
         fd = open_index(config.name, own=True)
     except FileNotFoundError:
         return _inspect_stray_store(config)
-    with closing(os.fdopen(fd, "rb+", buffering=0)):
+    with os.fdopen(fd, "rb+", buffering=0):
         try:
             if config.fresh:
                 raise _UnusableError("--fresh was given")
@@ -113,7 +113,7 @@ def _inspect_stray_store(config: ServerConfig) -> Leftovers:
         fd = open_object(config.resolved_data_name, config.hugepage_path, own=True)
     except FileNotFoundError:
         return Nothing()
-    with closing(os.fdopen(fd, "rb", buffering=0)):
+    with os.fdopen(fd, "rb", buffering=0):
         if config.resolved_data_name != default_data_name(config.name):
             raise RadixError(
                 f"--data-name: {object_path(config.resolved_data_name, config.hugepage_path)} exists and may "
@@ -180,7 +180,7 @@ def _check_store(info: RegionInfo) -> None:
         fd = open_object(config.data_name, config.hugepage_path, own=True)
     except FileNotFoundError:
         raise _UnusableError(f"its SlotStore {config.data_name} is gone") from None
-    with closing(os.fdopen(fd, "rb", buffering=0)):
+    with os.fdopen(fd, "rb", buffering=0):
         try:
             store = _native.store_peek(fd)
             pools = read_pools(fd, store.total_bytes)

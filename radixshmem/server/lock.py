@@ -40,8 +40,9 @@ class NameLock:
         os.close(self._fd)
 
     def remove(self) -> None:
-        """Unlink the file while it is still locked, then let go."""
-        os.unlink(self.path)
+        """Unlink the file while it is still locked, unless somebody else did, then let go."""
+        if _leads_to(self.path, self._fd):
+            os.unlink(self.path)
         os.close(self._fd)
 
 

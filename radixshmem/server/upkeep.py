@@ -65,9 +65,9 @@ class Upkeep:
                 continue
             try:
                 self._go_round(index)
-            except IndexBusy as error:
+            except (IndexBusy, OSError) as error:  # OSError: no descriptor left, say; the regions are well
                 log.warning("upkeep put off for a second: %s", error)
-            except (RadixError, OSError) as error:
+            except RadixError as error:
                 if not self._stopping.is_set() and not index.closed:
                     self._on_failure(error)
 

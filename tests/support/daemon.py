@@ -23,14 +23,18 @@ DEADLINE_S = 30.0
 _T = TypeVar("_T")
 
 
-def eventually(condition: Callable[[], _T], what: str = "", timeout_s: float = DEADLINE_S) -> _T:
-    """The first true value of ``condition``; fails after ``timeout_s``."""
+def eventually(
+    condition: Callable[[], _T], what: str | Callable[[], str] = "", timeout_s: float = DEADLINE_S
+) -> _T:
+    """The first true value of ``condition``; fails with ``what`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what or condition}"
+        if time.monotonic() > deadline:
+            text = what() if callable(what) else what or condition
+            raise AssertionError(f"not within {timeout_s:g} s: {text}")
         time.sleep(0.01)
 
 
@@ -73,7 +77,7 @@ class Daemon:
             assert self.process.poll() is None or text in self.log, f"it ended before {text!r}: {self.log}"
             return text in self.log
 
-        eventually(printed, text)
+        eventually(printed, lambda: f"{text!r} in {self.log}")
 
     def wait_serving(self) -> Daemon:
         """Until clients can bring their geometry, or be served."""
@@ -90,7 +94,7 @@ class Daemon:
             info = self.status()
             return info if info is not None and info.mode in modes else None
 
-        return eventually(reached, f"mode {modes}: {self.log}")
+        return eventually(reached, lambda: f"mode {modes} of {self.log}")
 
     def status(self) -> ServerInfo | None:
         """Its answer to Status; None when it does not answer."""

@@ -65,7 +65,6 @@
 
 #define RS_MAGIC 0x316d687378696472ull /* "rdixshm1" */
 #define RS_STORE_MAGIC 0x3165726f74737872ull
-#define RS_LAYOUT_VERSION 1u
 /* Refuses a peer built for another word size, byte order or struct layout. */
 #define RS_ABI_WORD (0x01020304u ^ ((uint32_t)sizeof(rs_config) << 8) ^ ((uint32_t)sizeof(void *) << 24))
 

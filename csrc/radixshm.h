@@ -24,6 +24,7 @@
 enum {
     RS_FULL = 0, RS_SWA = 1, RS_MAMBA = 2, RS_NUM_COMPONENTS = 3,
     RS_MASK_FULL = 1, RS_MASK_SWA = 2, RS_MASK_MAMBA = 4,
+    RS_LAYOUT_VERSION = 1,       /* of the regions that this build makes and accepts */
     RS_MAX_WINDOW = 1024,        /* blocks a side window may span */
     RS_MAX_CLIENTS = 1024,
     RS_MAX_LEVELS = 8,           /* lists per pool that an eviction policy may use */
@@ -194,7 +195,8 @@ int rs_region_format(int fd, const rs_config *cfg);
 /* Move an index (or SlotStore) file to a later state; READY is stored last of all. */
 int rs_region_set_state(int fd, uint32_t state);
 int rs_store_set_state(int fd, uint32_t state);
-/* Validate an index header through a read-only mapping and copy it.  RS_ECORRUPT, RS_EVERSION. */
+/* Validate an index header through a read-only mapping and copy it.  RS_ECORRUPT; RS_EVERSION, and
+ * then of *out only layout_version is set, to the one that the file has. */
 int rs_region_peek(int fd, rs_info *out);
 /* SlotStore header page.  data_offset is where the first pool begins (a multiple of the page). */
 int rs_store_format(int fd, uint64_t total_bytes, uint64_t data_offset, const uint8_t epoch[16]);
@@ -310,8 +312,8 @@ const char *rs_error_text(int code);
     X(RS_ENOTREADY, -7, "the region is still being built")                                        \
     X(RS_ERETIRED, -8, "the region was retired: its server stopped for good or made it anew")     \
     X(RS_ECLIENTS, -9, "the client table is full")                                                \
-    X(RS_ENOTOWNER, -10, "a slot is not staged by this client")                                   \
-    X(RS_EDUPLICATE, -11, "a slot is named twice")                                                \
+    X(RS_ENOTOWNER, -10, "slots: a slot is not staged by this client")                                   \
+    X(RS_EDUPLICATE, -11, "slots: a slot is named twice")                                                \
     X(RS_ERANGE, -12, "more slots than the pool has")                                             \
     X(RS_EFORKED, -13, "the client belongs to the parent of this forked process")                 \
     X(RS_ENOCOMPONENT, -14, "the region has no pool for this component")

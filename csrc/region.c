@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct store_header_shm {
     uint64_t magic, total_bytes, data_offset;
@@ -306,6 +307,9 @@ int rs_region_peek(int fd, rs_info *out)
     rs_view v;
     uint64_t map_bytes;
     int rc = rs_map_readonly(fd, &v, &map_bytes);
+    if (rc == RS_EVERSION && pread(fd, &out->layout_version, sizeof out->layout_version,
+                                   offsetof(rs_header_shm, layout_version)) != sizeof out->layout_version)
+        rc = RS_ECORRUPT;
     if (rc != RS_OK)
         return rc;
     rs_info_fill(&v, out);

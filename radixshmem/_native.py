@@ -52,7 +52,7 @@ _from_buffer, _new = ffi.from_buffer, ffi.new
 
 def raise_for(code: int, what: str) -> None:
     """Raise the exception for a negative ``code`` of the core; ``what`` says which step failed."""
-    text = f"{what}: {ffi.string(lib.rs_error_text(code)).decode()}"
+    text = f"{what}: {_text(code)}"
     if code == lib.RS_ESYS:
         raise OSError(ffi.errno, f"{text}: {os.strerror(ffi.errno)}")
     if code == lib.RS_ENOMEM:
@@ -71,6 +71,11 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
     lib.RS_ECLIENTS: RadixError,
     lib.RS_EFORKED: RadixError,
 }
+
+
+def _text(code: int) -> str:
+    text: bytes = ffi.string(lib.rs_error_text(code))
+    return text.decode()
 
 
 def check(code: int, what: str) -> None:
@@ -100,7 +105,13 @@ def region_set_state(fd: int, state: RegionState) -> None:
 def region_peek(fd: int) -> RegionInfo:
     """Validate the index header in ``fd`` and copy it; CorruptRegion when it is none of this version."""
     out = _new("rs_info *")
-    check(lib.rs_region_peek(fd, out), "index")
+    code = lib.rs_region_peek(fd, out)
+    if code == lib.RS_EVERSION:
+        raise LayoutMismatch(
+            f"index: {_text(code)}: its layout version is {out.layout_version}, this build's is "
+            f"{lib.RS_LAYOUT_VERSION}"
+        )
+    check(code, "index")
     return info_from_c(out)
 
 

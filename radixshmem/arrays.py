@@ -1,8 +1,9 @@
-"""The array arguments of the public API: what is accepted, and what is said otherwise."""
+"""The array and integer arguments of the public API: what is accepted, and what is said otherwise."""
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+import operator
+from typing import SupportsIndex, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,14 @@ def as_tokens(tokens: NDArray[np.integer], name: str = "tokens") -> I64Array:
     """``tokens`` as int64 [n]; other integer dtypes are converted."""
     _check_vector(tokens, name)
     return cast(I64Array, tokens) if tokens.dtype is _INT64 else tokens.astype(np.int64)
+
+
+def as_integer(value: SupportsIndex, name: str) -> int:
+    """``value`` as an int; TypeError for what is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
 
 
 def _check_vector(array: NDArray[np.integer], name: str) -> None:

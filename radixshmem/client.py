@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixshmem.arrays import UINT64, I32Array, U64Array, as_hashes, as_slots
+from radixshmem.arrays import UINT64, I32Array, U64Array, as_hashes, as_integer, as_slots
 from radixshmem.attachment import Attachment, component_of
 from radixshmem.control.client import ControlClient
 from radixshmem.errors import ClientClosed, GeometryMismatch, InsertError, RadixError, ServerNotReady
@@ -58,6 +58,8 @@ class RadixClient:
             raise TypeError(f"geometry must be a Geometry or None, not {type(geometry).__name__}")
         if max_outstanding < 1:
             raise ValueError(f"max_outstanding must be at least 1, not {max_outstanding}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, not {timeout_s}")
         self.name = check_name(name)
         self._geometry = geometry
         self._label = label
@@ -218,6 +220,7 @@ class RadixClient:
         more than the pool has.
         """
         attached = self._begin()
+        n = as_integer(n, "n")
         pool = attached.geometry.pool(component_of(component, attached.geometry))
         if pool is None or not 0 <= n <= pool.num_slots:
             raise ValueError(f"n: {n} is not in [0, {pool.num_slots if pool else 0}], the size of the pool")
@@ -240,12 +243,12 @@ class RadixClient:
 
         FULL: ``slots[i]`` holds block ``start + i``, and m = n - start.  Side components: right-aligned
         at the end of ``hashes``, m <= n, and ``start`` must be 0.  ``auto_recycle``: give the slots back
-        that did not enter the tree.  ValueError, and nothing changed, for other lengths and for slots
-        that are named twice or are not this client's.
+        that did not enter the tree.  No slots are OK, whatever is published.  ValueError, and nothing
+        changed, for other lengths and for slots that are named twice or are not this client's.
         """
         attached = self._begin()
         component = component_of(component, attached.geometry)
-        hashes, slots = as_hashes(hashes), as_slots(slots)
+        hashes, slots, start = as_hashes(hashes), as_slots(slots), as_integer(start, "start")
         _check_insert(len(hashes), len(slots), start, component)
         flags = 0 if auto_recycle else INSERT_KEEP_UNUSED
         error, num_inserted, unused = attached.index.insert(component, hashes, slots, start, flags)
@@ -328,7 +331,9 @@ class RadixClient:
         return name_stats(self._begin().index.stats())
 
     def _num_slots(self, component: ComponentType) -> int:
-        pool = self._begin().geometry.pool(component)
+        attached = self._begin()
+        attached.index.check_alive()
+        pool = attached.geometry.pool(component)
         return pool.num_slots if pool else 0
 
     def _num_free(self, component: ComponentType) -> int:
@@ -350,12 +355,14 @@ class RadixClient:
 
         Begins when this client attached; at most ``max_hashes`` a call.
         """
+        max_hashes = as_integer(max_hashes, "max_hashes")
         if max_hashes < 0:
             raise ValueError(f"max_hashes must not be negative, is {max_hashes}")
         return self._begin().drain_removed(max_hashes)
 
     def events(self, cursor: int) -> tuple[int, list[Event], bool]:
         """(cursor for the next call, events numbered ``cursor`` and up, whether some were lost)."""
+        cursor = as_integer(cursor, "cursor")
         if cursor < 0:
             raise ValueError(f"cursor must not be negative, is {cursor}")
         return self._begin().read_events(cursor)

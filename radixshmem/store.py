@@ -123,7 +123,7 @@ class SlotStore:
 
     def _geometry(self, component: ComponentType) -> PoolGeometry:
         try:
-            return self._pools[ComponentType(component)]
+            return self._pools[component]
         except KeyError:
             raise ValueError(f"component: the SlotStore {self.name} has no {component!r} pool") from None
 

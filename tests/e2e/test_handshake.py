@@ -171,6 +171,8 @@ def test_a_stopped_server_retires_its_region_and_a_new_one_is_followed(shm_name:
             lambda: client.recycle_slots(slots),
             client.reset,
             client.stats,
+            client.mempool_total,
+            client.mempool_free,
         ):
             with pytest.raises(RegionRetired):
                 verb()

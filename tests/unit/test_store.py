@@ -46,6 +46,8 @@ def test_pools_are_as_planned(store: SlotStore, data_name: str) -> None:
     assert not store.has_pool(MAMBA)
     with pytest.raises(ValueError, match="MAMBA"):
         store.pool(MAMBA)
+    with pytest.raises(ValueError, match=r"component: .* no 9 pool"):
+        store.array(9)  # type: ignore[arg-type]
 
 
 def test_all_views_show_the_same_bytes(store: SlotStore) -> None:

@@ -406,9 +406,10 @@ def _check_names(config: ServerConfig) -> None:
     names.check_name(config.name, "--name")
     if config.data_name:
         names.check_object_name(config.data_name, "--data-name")
-        if config.data_name in (config.name, config.name + ".sock", config.name + ".lock"):
+        if config.data_name == config.name or config.data_name.endswith((".sock", ".lock")):
             raise ValueError(
-                f"--data-name: {config.data_name!r} is another object of the server {config.name}"
+                f"--data-name: {config.data_name!r} is the name of another object of a server: choose one "
+                f"that is not --name and does not end in .sock or .lock"
             )
     if config.endpoint:
         names.socket_path(config.endpoint, "--endpoint")

@@ -87,6 +87,7 @@ def test_what_makes_a_cluster(fields: dict[str, Any]) -> None:
         ({"data_name": "noslash"}, "--data-name"),
         ({"data_name": "/flexkv"}, "--data-name"),
         ({"data_name": "/flexkv.sock"}, "--data-name"),
+        ({"data_name": "/other.lock"}, "--data-name"),
         ({"endpoint": "localhost:1"}, "--endpoint"),
         ({"hugepage_path": "huge"}, "--hugepage-path"),
         ({"log_file": "log"}, "--log-file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import subprocess
 import sys
 import textwrap
@@ -219,6 +220,25 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(shm_name: str) -> N
             client.wait_ready(DEADLINE_S)
         daemon.wait_log("100 %")
         assert "━" not in daemon.log
+
+
+# -- no descriptor left -------------------------------------------------------------------------
+
+
+def test_server_without_a_free_descriptor_keeps_its_regions(shm_name: str) -> None:
+    """It cannot look for dead clients then, which is no reason to give the cache up."""
+    with Daemon(shm_name, "--data-bytes", "8M") as daemon:
+        daemon.wait_serving()
+        with RadixClient(shm_name, GEOMETRY) as client:
+            epoch = client.wait_ready(DEADLINE_S).epoch
+            client.allocate_slots(1)
+            limits = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            daemon.wait_log("put off")
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, limits)
+            client.allocate_slots(1)
+        assert daemon.wait_mode("ready").epoch == epoch
+        assert daemon.stop() == 0
 
 
 # -- stopping in the middle ---------------------------------------------------------------------

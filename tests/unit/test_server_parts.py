@@ -80,6 +80,16 @@ def test_lock_is_exclusive_also_within_a_process(shm_name: str) -> None:
     assert not Path(lock_path(shm_name)).exists()
 
 
+def test_lock_file_that_somebody_else_removed_is_left_to_them(shm_name: str) -> None:
+    first = NameLock(shm_name)
+    os.unlink(lock_path(shm_name))
+    second = NameLock(shm_name)
+    first.remove()
+    assert lock_holder(shm_name) == os.getpid()
+    second.remove()
+    assert not Path(lock_path(shm_name)).exists()
+
+
 def test_lock_of_a_killed_process_is_free(shm_name: str) -> None:
     code = f"from radixshmem.server.lock import NameLock; NameLock({shm_name!r}); print(flush=True); input()"
     with subprocess.Popen(

@@ -109,7 +109,9 @@ def plan_get(wanted: Blocks, common_hit: int, full_slots: Slots, swa_start: int,
     blocks = wanted.below(common_hit)
     if not len(blocks):
         return GetPlan(NO_BLOCKS, NO_SLOTS, NO_SLOTS)
-    return GetPlan(blocks, blocks.pick(full_slots), swa_slots[max(0, blocks.start - swa_start) :])
+    if len(swa_slots):
+        swa_slots = swa_slots[max(0, blocks.start - swa_start) :]
+    return GetPlan(blocks, blocks.pick(full_slots), swa_slots)
 
 
 def plan_put(wanted: Blocks, num_blocks: int, full_hit: int) -> PutPlan:

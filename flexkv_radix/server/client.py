@@ -57,6 +57,7 @@ class KVDPClient:
         self._launch_server = launch_server
         self._context = zmq.Context()
         self._local = threading.local()
+        self._calls = itertools.count(1)
         self._sockets: list[zmq.Socket[bytes]] = []
         self._lock = threading.Lock()
         self._alive: socket.socket | None = None
@@ -239,40 +240,46 @@ class KVDPClient:
             return None
 
     def _call(self, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R:
-        sock, number = self._socket()
-        sock.send_multipart((number, m.encode(m.Request(self._token, verb))))
-        reply = self._receive(sock, number, time.monotonic() + wait_s + _REPLY_TIMEOUT_S)
-        if isinstance(reply, expected):
-            return reply
-        if isinstance(reply, m.Failure):
-            raise (ValueError if reply.is_argument else RadixError)(reply.error)
-        raise RadixError(f"the KVServer answered {type(verb).__name__} with {type(reply).__name__}")
+        sock, call = self._socket(), next(self._calls)
+        sock.send(m.encode(m.Request(self._token, call, verb)))
+        outcome = self._receive(sock, call, wait_s + _REPLY_TIMEOUT_S)
+        if isinstance(outcome, expected):
+            return outcome
+        if isinstance(outcome, m.Failure):
+            raise (ValueError if outcome.is_argument else RadixError)(outcome.error)
+        raise RadixError(f"the KVServer answered {type(verb).__name__} with {type(outcome).__name__}")
 
-    def _receive(self, sock: zmq.Socket[bytes], number: bytes, deadline_s: float) -> m.Reply:
+    def _receive(self, sock: zmq.Socket[bytes], call: int, timeout_s: float) -> m.Outcome:
+        deadline_s = time.monotonic() + timeout_s
         while True:
-            if sock.poll(_CHECK_MS):
-                theirs, payload = sock.recv_multipart()
-                if theirs == number:  # not a late reply to a call that was given up
-                    return m.decode_reply(payload)
-            elif self._alive is None or liveness.is_gone(self._alive):
-                why = f"KVServer {self._endpoint}: it is gone"
-                self._disable(why)
-                raise KVServerDied(why)
-            elif time.monotonic() > deadline_s:
-                why = f"KVServer {self._endpoint}: no answer"
-                self._disable(why)
-                raise KVServerDied(why)
+            try:
+                reply = m.decode_reply(sock.recv())
+            except zmq.Again:
+                self._check_alive(deadline_s)
+            else:
+                if reply.call == call:  # not a late reply to a call that was given up
+                    return reply.outcome
 
-    def _socket(self) -> tuple[zmq.Socket[bytes], bytes]:
-        """This thread's socket and the number of its next call."""
-        local = self._local
-        if not hasattr(local, "socket"):
-            local.socket, local.number = self._context.socket(zmq.DEALER), 0
-            local.socket.connect(self._endpoint)
+    def _check_alive(self, deadline_s: float) -> None:
+        if self._alive is None or liveness.is_gone(self._alive):
+            why = f"KVServer {self._endpoint}: it is gone"
+        elif time.monotonic() > deadline_s:
+            why = f"KVServer {self._endpoint}: no answer"
+        else:
+            return
+        self._disable(why)
+        raise KVServerDied(why)
+
+    def _socket(self) -> zmq.Socket[bytes]:
+        """This thread's socket."""
+        sock: zmq.Socket[bytes] | None = getattr(self._local, "socket", None)
+        if sock is None:
+            sock = self._local.socket = self._context.socket(zmq.DEALER)
+            sock.rcvtimeo = _CHECK_MS
+            sock.connect(self._endpoint)
             with self._lock:
-                self._sockets.append(local.socket)
-        local.number += 1
-        return local.socket, local.number.to_bytes(8, "little")
+                self._sockets.append(sock)
+        return sock
 
 
 class _Misses:

@@ -19,7 +19,7 @@ from radixshmem import RadixError
 
 logger = logging.getLogger(__name__)
 
-Address = list[bytes]  # where a reply goes: ZeroMQ routing id and call number
+Address = tuple[bytes, int]  # where a reply goes: ZeroMQ routing id and call number
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Desk:
 
     # -- requests
 
-    def serve(self, address: Address, verb: m.Verb) -> m.Reply | None:
+    def serve(self, address: Address, verb: m.Verb) -> m.Outcome | None:
         """The reply, or None if it comes later from due_replies()."""
         try:
             return self._wait(address, verb) if isinstance(verb, m.Wait) else self._answer(verb)
@@ -60,7 +60,7 @@ class Desk:
         except ValueError as error:
             return m.Failure(str(error), is_argument=True)
 
-    def _answer(self, verb: m.Verb) -> m.Reply:
+    def _answer(self, verb: m.Verb) -> m.Outcome:
         engine = self._engine
         match verb:
             case m.Match():
@@ -86,7 +86,7 @@ class Desk:
                 )
         return self._look(verb)
 
-    def _look(self, verb: m.Verb) -> m.Reply:
+    def _look(self, verb: m.Verb) -> m.Outcome:
         match verb:
             case m.State():
                 return self._state()
@@ -114,7 +114,7 @@ class Desk:
 
     # -- waiting
 
-    def _wait(self, address: Address, verb: m.Wait) -> m.Reply | None:
+    def _wait(self, address: Address, verb: m.Wait) -> m.Outcome | None:
         answers, running = self._engine.answers(verb.task_ids)
         if not running:
             return m.pack_answers(answers)
@@ -125,9 +125,9 @@ class Desk:
         """When the first waiter times out."""
         return min((waiter.deadline_s for waiter in self._waiters), default=None)
 
-    def due_replies(self, now_s: float) -> list[tuple[Address, m.Reply]]:
+    def due_replies(self, now_s: float) -> list[tuple[Address, m.Outcome]]:
         """Replies to waits that are over."""
-        due: list[tuple[Address, m.Reply]] = []
+        due: list[tuple[Address, m.Outcome]] = []
         left = []
         for waiter in self._waiters:
             answers, waiter.running = self._engine.answers(waiter.running)

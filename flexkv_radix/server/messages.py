@@ -1,10 +1,10 @@
 """What KVManagers and the KVServer say to each other: MessagePack over ZeroMQ, never pickle.
 
-    request   [call number, Request]      DEALER -> ROUTER
-    reply     [call number, Reply]        ROUTER -> DEALER
+    Request   DEALER -> ROUTER     the client's token, a call number, a verb
+    Reply     ROUTER -> DEALER     the call number, what the verb gave
 
-Every request carries the token that the client was given over its liveness socket; so one client may
-use several sockets, one a thread.  Arrays travel as their bytes.
+The token is what the client was given over its liveness socket; so one client may use several sockets,
+one a thread.  Arrays travel as their bytes.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ Verb = Match | Prefetch | LaunchAll | Poll | Wait | Cancel | State | Ring | Pres
 
 class Request(msgspec.Struct, array_like=True):
     token: bytes
+    call: int
     verb: Verb
 
 
@@ -160,10 +161,16 @@ class Failure(msgspec.Struct, tag=True, array_like=True):
 
 
 class Done(msgspec.Struct, tag=True, array_like=True):
-    pass
+    """The verb has nothing to tell."""
 
 
-Reply = Matched | TaskIds | Answers | StateReply | RingReply | PresentReply | Failure | Done
+Outcome = Matched | TaskIds | Answers | StateReply | RingReply | PresentReply | Failure | Done
+
+
+class Reply(msgspec.Struct, array_like=True):
+    call: int
+    outcome: Outcome
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

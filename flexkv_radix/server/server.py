@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -23,7 +24,7 @@ import zmq
 from flexkv_radix.metrics import MetricsEndpoint
 from flexkv_radix.server import liveness
 from flexkv_radix.server import messages as m
-from flexkv_radix.server.desk import Desk
+from flexkv_radix.server.desk import Address, Desk
 from flexkv_radix.server.spawn import EndpointLock
 
 logger = logging.getLogger(__name__)
@@ -58,9 +59,10 @@ class KVServer:
         self._router.bind(endpoint)
         os.chmod(endpoint.removeprefix("ipc://"), 0o600)
         self._listener = liveness.listen(endpoint)
-        self._poller = zmq.Poller()
-        for readable in (self._router, self._listener, self._wake_read):
-            self._poller.register(readable, zmq.POLLIN)
+        self._router_fd = int(self._router.getsockopt(zmq.FD))
+        self._poller = select.poll()
+        for fd in (self._router_fd, self._listener.fileno(), self._wake_read):
+            self._poller.register(fd, select.POLLIN)
 
     def start(self) -> KVServer:
         """Serve on a thread."""
@@ -95,18 +97,19 @@ class KVServer:
     # -- the loop
 
     def _step(self) -> None:
-        ready = dict(self._poller.poll(self._timeout_ms()))
+        # ZeroMQ's descriptor tells only of a change, so requests are served until there is none, right
+        # before the poll: nothing may be sent in between, because that can eat the change.
+        self._serve_requests()
+        ready = {fd for fd, _ in self._poller.poll(self._timeout_ms())}
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        if self._router in ready:
-            self._serve_requests()
         if self._listener.fileno() in ready:
             self._accept()
         for desk in list(self._desks.values()):
             if desk.sock.fileno() in ready:
                 self._part(desk)
-        for fd in self._strangers.keys() & ready.keys():  # after the desks: a stranger's fd becomes a desk's
+        for fd in self._strangers.keys() & ready:  # after the desks: a stranger's fd becomes a desk's
             self._meet(fd)
         now_s = time.monotonic()
         for desk in self._desks.values():
@@ -121,25 +124,26 @@ class KVServer:
     def _serve_requests(self) -> None:
         while True:
             try:
-                *address, payload = self._router.recv_multipart(zmq.NOBLOCK)
+                client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            reply = self._serve(address, payload)
-            if reply is not None:
-                self._reply(address, reply)
+            try:
+                request = m.decode_request(b"".join(frames))
+            except msgspec.MsgspecError as error:
+                logger.warning("an unreadable request was dropped: %s", error)
+                continue
+            self._serve((client, request.call), request)
 
-    def _serve(self, address: list[bytes], payload: bytes) -> m.Reply | None:
-        try:
-            request = m.decode_request(payload)
-        except msgspec.MsgspecError as error:
-            return m.Failure(f"unreadable request: {error}", is_argument=False)
+    def _serve(self, address: Address, request: m.Request) -> None:
         desk = self._desks.get(request.token)
         if desk is None:
-            return m.Failure("the KVServer does not know this client", is_argument=False)
-        return desk.serve(address, request.verb)
+            self._reply(address, m.Failure("the KVServer does not know this client", is_argument=False))
+        elif (outcome := desk.serve(address, request.verb)) is not None:
+            self._reply(address, outcome)
 
-    def _reply(self, address: list[bytes], reply: m.Reply) -> None:
-        self._router.send_multipart([*address, m.encode(reply)])
+    def _reply(self, address: Address, outcome: m.Outcome) -> None:
+        client, call = address
+        self._router.send_multipart((client, m.encode(m.Reply(call, outcome))))
 
     # -- clients
 
@@ -148,7 +152,7 @@ class KVServer:
             sock, _ = self._listener.accept()
             sock.settimeout(liveness.GREETING_TIMEOUT_S)
             self._strangers[sock.fileno()] = sock
-            self._poller.register(sock.fileno(), zmq.POLLIN)
+            self._poller.register(sock.fileno(), select.POLLIN)
 
     def _meet(self, fd: int) -> None:
         """A stranger has something to say, or has left."""
@@ -171,7 +175,7 @@ class KVServer:
             return
         desk = Desk(hello, sock, self._metrics, self._wake)
         self._desks[desk.token] = desk
-        self._poller.register(sock.fileno(), zmq.POLLIN)
+        self._poller.register(sock.fileno(), select.POLLIN)
         liveness.send(sock, m.Welcome(desk.token))
         logger.info("client %d (pid %d) came", desk.dp_client_id, desk.pid)
 

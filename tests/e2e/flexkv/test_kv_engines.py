@@ -80,11 +80,11 @@ def test_a_killed_engines_pins_and_slots_come_back(node: Node, tmp_path: Path) -
 def test_an_engine_killed_in_mid_store_publishes_no_wrong_byte(node: Node, tmp_path: Path) -> None:
     name = node.serve(data_bytes=NUM_SLOTS * SMALL_SLOT_BYTES)
     with small_engine(name, tmp_path).wait_ready() as watcher:
+        client = watcher.manager._backend.tier.client
         for turn in range(3):
             with EngineProcess(name, tmp_path / f"a{turn}") as a:
                 a.ask("ready")
                 a.send("put_forever", PROMPT, HERE)
-                client = watcher.manager._backend.tier.client
                 seen = client.stats()["inserted_blocks"]["full"]
                 eventually(lambda seen=seen: client.stats()["inserted_blocks"]["full"] > seen + 20, "stores")
                 a.kill()

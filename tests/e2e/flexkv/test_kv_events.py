@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import threading
 from pathlib import Path
 
@@ -68,7 +66,7 @@ def test_stored_with_tokens_and_parents_once_the_bytes_are_there(node: Node, tmp
         engine.manager.wait([task_id])
         eventually(lambda: set(hashes) <= set(router.tokens), "the first prompt")
         assert [router.parents[block_hash] for block_hash in hashes] == [None, *hashes[:-1]]
-        assert np.array_equal(functools.reduce(operator.iadd, (router.tokens[block_hash] for block_hash in hashes), []), PROMPT)
+        assert np.array_equal(np.concatenate([router.tokens[block_hash] for block_hash in hashes]), PROMPT)
 
 
 def test_removed_by_whoever_and_only_own_blocks(node: Node, tmp_path: Path) -> None:

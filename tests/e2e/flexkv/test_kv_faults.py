@@ -213,8 +213,8 @@ def test_the_tracing_switch_works(node: Node, tmp_path: Path) -> None:
         engine.manager.cancel([task_id])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     calls = [line["call"] for line in lines]
-    assert calls == ["start", "put_match", "launch", "wait", "get_match", "launch", "wait", "get_match", "launch",
-                     "cancel", "shutdown"]  # fmt: skip
+    put, get = ["put_match", "launch", "wait"], ["get_match", "launch", "wait"]
+    assert calls == ["start", *put, *get, "get_match", "launch", "cancel", "shutdown"]
     assert lines[4]["result"][1] == 5
     assert "slot_mapping" in lines[8]["error"]
 

@@ -19,6 +19,7 @@ from node import Node
 
 from flexkv_radix import KVResponseStatus
 from flexkv_radix.server import liveness
+from flexkv_radix.server import messages as m
 from flexkv_radix.server.spawn import is_served
 
 PROMPT = tokens_of(5 * BLOCK + 3)
@@ -118,7 +119,11 @@ def test_garbage_does_not_stop_the_server(node: Node, tmp_path: Path, server) ->
             dealer.connect(endpoint)
             for parts in ([b"x"], [b"1", b"\xc1garbage"], [b"1", b""], [b"1", b"2", b"3", b"4"]):
                 dealer.send_multipart(parts)
+            dealer.send(m.encode(m.Request(b"a guessed token", 7, m.Poll([1]))))
             assert dealer.poll(5000)
+            reply = m.decode_reply(dealer.recv())
+            assert reply.call == 7
+            assert "does not know" in reply.outcome.error
         with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
             assert engine.put(PROMPT, HERE) == 5 * BLOCK
     assert server.poll() is None
@@ -267,8 +272,6 @@ def test_an_endpoint_that_is_no_unix_socket_is_refused(node: Node, tmp_path: Pat
 
 def test_requests_of_a_stranger_are_refused(node: Node, tmp_path: Path, server) -> None:
     """A token is not guessed."""
-    from flexkv_radix.server import messages as m
-
     name = node.serve(data_bytes=DATA_BYTES)
     with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
         engine.put(PROMPT, HERE)

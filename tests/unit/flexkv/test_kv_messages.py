@@ -44,9 +44,10 @@ def test_answers() -> None:
         3: Answer(KVResponseStatus.SUCCESS, (Member(40, Blocks(0, 2)), Member(8, Blocks(1, 1)))),
         9: Answer(KVResponseStatus.FAILED, (), "why"),
     }
-    reply = m.decode_reply(m.encode(m.pack_answers(answers)))
-    assert isinstance(reply, m.Answers)
-    assert m.unpack_answers(reply) == answers
+    reply = m.decode_reply(m.encode(m.Reply(5, m.pack_answers(answers))))
+    assert reply.call == 5
+    assert isinstance(reply.outcome, m.Answers)
+    assert m.unpack_answers(reply.outcome) == answers
 
 
 def test_ring() -> None:

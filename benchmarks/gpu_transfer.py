@@ -1,6 +1,6 @@
 """Transfers between GPU tensors and slots through KVManager.launch, beside a contiguous pinned copy.
 
-    python -m benchmarks.gpu_transfer [--json FILE]
+    python -m benchmarks.gpu_transfer [--json FILE] [--hugepage-path PATH]
 
 One call is one launch(); "alone" waits for each before the next, "4 queued" keeps four under way, as an
 engine with several requests does.  The contiguous copy moves the bytes of a call at once between pinned
@@ -26,14 +26,14 @@ from benchmarks.transfer_engine import SLOT_BYTES, TransferEngine, transfer_engi
 
 NUM_BLOCKS = 1024
 CALL_BLOCKS = (1, 4, 16, 64, 256)
-MAX_CALLS = 64
-ROUNDS = 5
+MAX_CALLS = 48
+ROUNDS = 3
 DEPTHS = {"alone": 1, "4 queued": 4}
-# Engines: all layers in one tensor or a tensor each; and a kernel where the copy engine would be chosen.
+# Engines: all layers in one tensor or a tensor each; and a kernel where the copy engine is chosen.
 SETUPS: dict[str, tuple[bool, dict[str, str]]] = {
     "one tensor": (True, {}),
     "tensor per layer": (False, {}),
-    "one tensor, kernel": (True, {"FLEXKV_TRANSFER_THREAD_BLOCKS": "16"}),
+    "kernel": (True, {"FLEXKV_TRANSFER_THREAD_BLOCKS": "16"}),
 }
 
 
@@ -89,7 +89,6 @@ def show(results: list[Result]) -> None:
             line = [result for result in results if (result.setup, result.what) == (setup, what)]
             cells = "".join(f"{result.gbps:>7.1f} ({result.ratio:.3f})" for result in line)
             print(f"{setup + ': ' + what:<46}{cells}")
-    print("Blocks a call in the columns.  Published for FlexKV's layerwise loads: 7-12 of 37 GB/s.")
 
 
 def matmuls(seconds: float) -> None:
@@ -152,18 +151,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--matmuls", action="store_true")
+    parser.add_argument("--hugepage-path", default="", help="a hugetlbfs mount to put the slots in")
     arguments = parser.parse_args()
     if arguments.matmuls:
         matmuls(2.0)
         return
     results: list[Result] = []
     for setup, (one_tensor, settings) in SETUPS.items():
-        with transfer_engine("cuda", NUM_BLOCKS, one_tensor=one_tensor, settings=settings) as engine:
+        with transfer_engine(
+            "cuda",
+            NUM_BLOCKS,
+            one_tensor=one_tensor,
+            settings=settings,
+            hugepage_path=arguments.hugepage_path,
+        ) as engine:
             engine.check()
             results += measure(setup, engine)
-            print(f"{setup}: ", end="")
+            show([result for result in results if result.setup == setup])
             interference(engine)
-    show(results)
+    print("Blocks a call in the columns.  Published for FlexKV's layerwise loads: 7-12 of 37 GB/s.")
     if arguments.json:
         machine = {"gpu": torch.cuda.get_device_name(), **describe_machine()}
         commit = describe_commit(Path(__file__).parents[1])

@@ -101,7 +101,12 @@ class TransferEngine:
 
 @contextmanager
 def transfer_engine(
-    device: str, num_blocks: int, *, one_tensor: bool, settings: dict[str, str] | None = None
+    device: str,
+    num_blocks: int,
+    *,
+    one_tensor: bool,
+    settings: dict[str, str] | None = None,
+    hugepage_path: str = "",
 ) -> Iterator[TransferEngine]:
     """An engine with as many slots as blocks.
 
@@ -123,7 +128,9 @@ def transfer_engine(
                 }
             )
         )
-        config = ServerConfig(name=name, data_bytes=num_blocks * SLOT_BYTES, metrics_address="")
+        config = ServerConfig(
+            name=name, data_bytes=num_blocks * SLOT_BYTES, metrics_address="", hugepage_path=hugepage_path
+        )
         stack.enter_context(RadixServer(config))
         model = ModelConfig(
             num_layers=NUM_LAYERS, num_kv_heads=NUM_HEADS, head_size=HEAD_SIZE, dtype="float16"

@@ -427,3 +427,61 @@ int copy_enqueue(uint64_t memcpy_2d_address, uint64_t stream, int direction, con
     }
     return 0;
 }
+
+/* Copies of one driver call: the copy engine works on one call while the next is prepared. */
+enum { BATCH_COPIES = 512 };
+
+/* CUmemcpyAttributes: sources are read in the stream's order, no hints. */
+typedef struct memcpy_attributes {
+    int source_order;
+    int hints[4];
+    unsigned int flags;
+} memcpy_attributes;
+
+typedef struct batch {
+    uint64_t to[BATCH_COPIES], from[BATCH_COPIES];
+    size_t sizes[BATCH_COPIES];
+    size_t num_copies;
+} batch;
+
+typedef int (*memcpy_batch)(const uint64_t *, const uint64_t *, const size_t *, size_t, const memcpy_attributes *,
+                            const size_t *, size_t, void *);
+typedef int (*memcpy_batch_12)(const uint64_t *, const uint64_t *, const size_t *, size_t,
+                               const memcpy_attributes *, const size_t *, size_t, size_t *, void *);
+
+static int flush_batch(uint64_t function, int has_fail_index, uint64_t stream, batch *b)
+{
+    static const memcpy_attributes attributes = {.source_order = 1};
+    static const size_t first = 0;       /* the attributes hold from this copy on */
+    size_t num_copies = b->num_copies, failed;
+    b->num_copies = 0;
+    if (num_copies == 0)
+        return 0;
+    if (has_fail_index)
+        return ((memcpy_batch_12)(uintptr_t)function)(b->to, b->from, b->sizes, num_copies, &attributes,
+                                                      &first, 1, &failed, at(stream));
+    return ((memcpy_batch)(uintptr_t)function)(b->to, b->from, b->sizes, num_copies, &attributes, &first, 1,
+                                               at(stream));
+}
+
+int copy_enqueue_batch(uint64_t function, int has_fail_index, uint64_t stream, int direction,
+                       const copy_segment *segments, uint32_t num_segments, uint64_t slots_address,
+                       uint64_t slot_stride, const int64_t *blocks, const int32_t *slots, uint64_t n)
+{
+    batch b;
+    b.num_copies = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t slot = slots_address + (uint64_t)slots[i] * slot_stride;
+        for (const copy_segment *s = segments; s < segments + num_segments; s++) {
+            uint64_t engine = s->engine + (uint64_t)blocks[i] * s->block_stride;
+            uint64_t host = slot + s->slot_offset;
+            b.to[b.num_copies] = direction == COPY_TO_SLOTS ? host : engine;
+            b.from[b.num_copies] = direction == COPY_TO_SLOTS ? engine : host;
+            b.sizes[b.num_copies++] = s->num_bytes;
+            int error = b.num_copies < BATCH_COPIES ? 0 : flush_batch(function, has_fail_index, stream, &b);
+            if (error != 0)
+                return error;
+        }
+    }
+    return flush_batch(function, has_fail_index, stream, &b);
+}

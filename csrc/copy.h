@@ -71,6 +71,13 @@ int copy_enqueue(uint64_t memcpy_2d, uint64_t stream, int direction, const copy_
                  uint32_t num_rows, uint64_t slots_address, uint64_t slot_stride,
                  const int64_t *blocks, const int32_t *slots, uint64_t n);
 
+/* The same for segments, of which each is a copy of its own, in as few driver calls as possible.
+ * memcpy_batch is the address of cuMemcpyBatchAsync_v2, or of cuMemcpyBatchAsync of CUDA 12, whose
+ * parameter that tells the failed copy (has_fail_index) is ignored. */
+int copy_enqueue_batch(uint64_t memcpy_batch, int has_fail_index, uint64_t stream, int direction,
+                       const copy_segment *segments, uint32_t num_segments, uint64_t slots_address,
+                       uint64_t slot_stride, const int64_t *blocks, const int32_t *slots, uint64_t n);
+
 /* memcpy of num_bytes by the crew: the limit that copy_run is measured against. */
 void copy_plain(copy_crew *crew, uint64_t to, uint64_t from, uint64_t num_bytes);
 /* CDEF-END */

@@ -5,7 +5,8 @@
                                                  a plan per rank, on streams of the worker's own
     SlotStore (shared)    --> pinned            /
 
-A plan is either commands for the copy engine (cuda_rows.py) or one kernel (cuda_kernel.py).
+A plan is either work for the copy engine (cuda_rows.py, cuda_batch.py) or one kernel (cuda_kernel.py);
+cuda_plans.py chooses.
 
 Order against the engine's own work
     loads    an op is done when its kernel is: kernels that the engine launches after it saw the
@@ -126,7 +127,7 @@ class CudaMover:
                 return launched
             launched = _Launched(queue, None, ())
             for stage in plan.work:
-                stage.rows.enqueue(op, queue.stream)
+                stage.work.enqueue(op, queue.stream)
                 launched.add_stage(_pick(fds, stage.layers))
             return launched
 

@@ -81,9 +81,10 @@ def check(what: str, code: int) -> None:
         raise CudaError(what, _error_name(_library(), code))
 
 
-def function_address(name: str) -> int:
-    """Where a function of the driver API is, for C code to call."""
-    return ctypes.cast(getattr(_library(), name), c_void_p).value or 0
+def find_function(name: str) -> int:
+    """Address of a function of the driver API, for C code to call; 0 if this driver has none."""
+    function = getattr(_library(), name, None)
+    return 0 if function is None else ctypes.cast(function, c_void_p).value or 0
 
 
 def _made(name: str, *arguments: Any) -> int:

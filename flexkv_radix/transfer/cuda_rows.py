@@ -1,9 +1,6 @@
-"""Blocks moved by a GPU's copy engine, which leaves the multiprocessors to the engine.
+"""Blocks moved by a GPU's copy engine: rows of equal length and distance with one command each.
 
-A kernel of another process does not run beside the engine's kernels: the GPU switches between the two
-processes, so that a kernel that waits for the bus takes half of the engine's time away.  Copy engines
-take none of it.  They move rows of equal length and distance with one command, so they suit parts
-whose segments form such rows (all layers in one tensor) and parts with long segments.
+That suits parts whose segments form such rows (all layers in one tensor), or are long.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flexkv_radix._copy import ffi, lib
-from flexkv_radix.transfer.cuda_driver import check, function_address
+from flexkv_radix.transfer.cuda_driver import check, find_function
 from flexkv_radix.transfer.protocol import OpKind, TransferOp
 from flexkv_radix.transfer.segments import Segment
 
@@ -91,7 +88,7 @@ class RowPlan:
     def enqueue(self, op: TransferOp, stream: int, memcpy_2d: int = 0) -> None:
         """memcpy_2d: address of a function to call in place of the driver's."""
         code = lib.copy_enqueue(
-            memcpy_2d or function_address("cuMemcpy2DAsync_v2"),
+            memcpy_2d or find_function("cuMemcpy2DAsync_v2"),
             stream,
             lib.COPY_TO_SLOTS if op.kind is OpKind.D2H else lib.COPY_FROM_SLOTS,
             self._rows,

@@ -164,9 +164,10 @@ class LayerwiseSocket:
 class CudaPath(IntEnum):
     """What moves the blocks of CUDA tensors."""
 
-    AUTO = 0  # the copy engine where a block is few long commands, else a kernel
-    KERNEL = 1
-    COPY_ENGINE = 2
+    AUTO = 0  # the first of the following that suits a part
+    ROWS = 1  # the copy engine, a command for all rows of a block
+    BATCH = 2  # the copy engine, a copy for each segment
+    KERNEL = 3
 
 
 @dataclass(frozen=True)

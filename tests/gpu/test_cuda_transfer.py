@@ -44,7 +44,7 @@ def _is_dead(engine: Engine) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.COPY_ENGINE])
+@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.ROWS, CudaPath.BATCH])
 @pytest.mark.parametrize(
     ("name", "gap_bytes"), [*((name, 24) for name in PARTS), ("layerfirst", 0), ("blockfirst", 1)]
 )
@@ -75,13 +75,21 @@ def test_round_trips(name: str, gap_bytes: int, path: CudaPath, tmp_path: Path) 
             assert np.array_equal(store.gaps(), gaps)
 
 
-@pytest.mark.parametrize("thread_blocks", [0, 1, 5, 64], ids=["copy engine", "1", "5", "64"])
-def test_large_blocks_and_many_ops_in_flight(thread_blocks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "thread_blocks"),
+    [
+        (CudaPath.ROWS, 0),
+        (CudaPath.BATCH, 0),
+        (CudaPath.KERNEL, 1),
+        (CudaPath.KERNEL, 5),
+        (CudaPath.KERNEL, 64),
+    ],
+)
+def test_large_blocks_and_many_ops_in_flight(path: CudaPath, thread_blocks: int, tmp_path: Path) -> None:
     part = _large_part()
     rng = np.random.default_rng(23)
     with open_store({FULL: part.model.share_bytes}, 64) as store:
         ranks = [registration([part], RankPlace())]
-        path = CudaPath.KERNEL if thread_blocks else CudaPath.COPY_ENGINE
         with start_gpu_engine(store, ranks, tmp_path, thread_blocks=thread_blocks, path=path) as engine:
             scramble(rng, *part.model.tensors)
             part.push()
@@ -135,7 +143,7 @@ def test_full_and_swa(tmp_path: Path) -> None:
             assert np.array_equal(store.slots(SWA)[7], swa.model.block(4))
 
 
-@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.COPY_ENGINE])
+@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.ROWS, CudaPath.BATCH])
 def test_stores_wait_for_the_step_that_writes_the_blocks(path: CudaPath, tmp_path: Path) -> None:
     """The engine's stream is still asleep when the store is submitted; the event makes it wait."""
     part = GpuPart(kv_part(LAYERFIRST))
@@ -167,7 +175,7 @@ def test_without_an_event_stores_do_not_wait(tmp_path: Path) -> None:
             torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("path", [CudaPath.KERNEL, CudaPath.AUTO], ids=["kernel", "copy engine"])
+@pytest.mark.parametrize("path", list(CudaPath))
 def test_layers_are_signalled_when_their_bytes_are_there(path: CudaPath, tmp_path: Path) -> None:
     part = _large_part()
     rng = np.random.default_rng(31)

@@ -1,14 +1,17 @@
-"""What a copy engine is told, carried out by a memcpy on the CPU."""
+"""What the driver is told for copy engines, carried out by a memcpy on the CPU."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from shared_engine import EnginePart, scramble
+from shared_engine import EnginePart, kv_part, scramble
 from test_round_trip import PARTS
 
+from flexkv_radix.layout import KVCacheLayoutType
+from flexkv_radix.transfer.cuda_batch import BatchPlan
 from flexkv_radix.transfer.cuda_rows import RowPlan, Rows, rows_of
 from flexkv_radix.transfer.protocol import OpKind, TransferOp
 from flexkv_radix.transfer.segments import Segment, coalesce
@@ -61,27 +64,81 @@ def _rows(part: EnginePart) -> list[Rows]:
     )
 
 
+_Batch = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+)  # fmt: skip
+_Batch12 = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p,
+)  # fmt: skip
+
+
+def _copy_batch(to, source, sizes, count, attributes, indices, num_attributes, stream) -> int:
+    """cuMemcpyBatchAsync, written from the driver API's documentation."""
+    assert 0 < count <= 512
+    assert (num_attributes, stream) == (1, 77)
+    assert (ctypes.c_int * 6).from_address(attributes)[:] == [1, 0, 0, 0, 0, 0]  # in stream order, no hints
+    assert ctypes.c_size_t.from_address(indices).value == 0
+    columns = [(ctypes.c_uint64 * count).from_address(array) for array in (to, source, sizes)]
+    for copy_to, copy_from, num_bytes in zip(*columns, strict=True):
+        ctypes.memmove(copy_to, copy_from, num_bytes)
+    return 0
+
+
+def _copy_batch_12(to, source, sizes, count, attributes, indices, num_attributes, failed, stream) -> int:
+    assert failed
+    return _copy_batch(to, source, sizes, count, attributes, indices, num_attributes, stream)
+
+
+def _enqueuers(part: EnginePart, slots: np.ndarray) -> dict[str, Callable[[TransferOp], None]]:
+    """Every way to queue an op; what ctypes made is kept alive by the functions returned."""
+    rows = RowPlan(_rows(part), slots.ctypes.data, slots.shape[1])
+    segments = coalesce(part.rank_part(0).segments)
+    pieces = [(part.tensors[s.tensor].ctypes.data, s) for s in segments]
+    batch = BatchPlan(pieces, slots.ctypes.data, slots.shape[1])
+    functions = {"rows": _Function(_copy), "batch": _Batch(_copy_batch), "batch 12": _Batch12(_copy_batch_12)}
+
+    def address(name: str) -> int:
+        return ctypes.cast(functions[name], ctypes.c_void_p).value or 0
+
+    return {
+        "rows": lambda op: rows.enqueue(op, 77, address("rows")),
+        "batch": lambda op: batch.enqueue(op, 77, (address("batch"), False)),
+        "batch 12": lambda op: batch.enqueue(op, 77, (address("batch 12"), True)),
+    }
+
+
+@pytest.mark.parametrize("how", ["rows", "batch", "batch 12"])
 @pytest.mark.parametrize("name", PARTS)
-def test_rows_move_what_the_layout_says(name: str) -> None:
+def test_commands_move_what_the_layout_says(name: str, how: str) -> None:
     part = PARTS[name]()
-    rows = _rows(part)
-    assert len(rows) == NUM_COMMANDS[name]
+    assert len(_rows(part)) == NUM_COMMANDS[name]
     rng = np.random.default_rng(19)
     slots = np.zeros((NUM_SLOTS, part.share_bytes + 24), dtype=np.uint8)
-    plan = RowPlan(rows, slots.ctypes.data, slots.shape[1])
-    function = _Function(_copy)
-    address = ctypes.cast(function, ctypes.c_void_p).value
+    enqueue = _enqueuers(part, slots)[how]
     scramble(rng, slots, *part.tensors)
     blocks, ids = rng.permutation(part.num_blocks)[:5], rng.permutation(NUM_SLOTS)[:5].astype(np.int32)
     expected = slots.copy()
     expected[ids, : part.share_bytes] = part.blocks()[blocks]
-    plan.enqueue(TransferOp(1, OpKind.D2H, ComponentType.FULL, blocks, ids), 77, address)
+    enqueue(TransferOp(1, OpKind.D2H, ComponentType.FULL, blocks, ids))
     assert np.array_equal(slots, expected)
     expected_blocks = part.blocks()
     targets = rng.permutation(part.num_blocks)[:5]
     expected_blocks[targets] = slots[ids, : part.share_bytes]
-    plan.enqueue(TransferOp(2, OpKind.H2D, ComponentType.FULL, targets, ids), 77, address)
+    enqueue(TransferOp(2, OpKind.H2D, ComponentType.FULL, targets, ids))
     assert np.array_equal(part.blocks(), expected_blocks)
+
+
+def test_long_batches_are_cut() -> None:
+    """1300 copies: two full driver calls and a short one."""
+    part = kv_part(KVCacheLayoutType.LAYERFIRST, num_layers=50, num_tensors=100)
+    slots = np.zeros((13, part.share_bytes), dtype=np.uint8)
+    scramble(np.random.default_rng(21), *part.tensors)
+    ids = np.arange(13)
+    op = TransferOp(1, OpKind.D2H, ComponentType.FULL, ids, ids.astype(np.int32))
+    _enqueuers(part, slots)["batch"](op)
+    assert np.array_equal(slots, part.blocks())
 
 
 def test_rows_do_not_span_allocations_or_exceed_the_pitch_limit() -> None:

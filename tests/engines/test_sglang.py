@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from real_engines import (
     SGLANG_20,
@@ -23,7 +22,7 @@ from real_engines import (
     wait_until,
 )
 
-from radixshmem import RadixClient
+from radixshmem import ComponentType, RadixClient
 
 OURS = {"radix_cache_backend": "radixshmem"}
 LAYERWISE = {"FLEXKV_ENABLE_LAYERWISE_TRANSFER": "1"}
@@ -176,7 +175,7 @@ def test_outputs_depend_on_what_is_loaded(
     """The control of all tests here: with the slots zeroed, a hit changes the output."""
     (prompt,) = prompts(27, 600)
     store(client, first, prompt)
-    np.frombuffer(client.store.data_view(), dtype=np.uint8)[:] = 0
+    client.store.array(ComponentType.FULL)[:] = 0
     (output,) = layerwise.generate(prompt)
     client.reset()
     assert output["num_cached"] == whole_pages(prompt)

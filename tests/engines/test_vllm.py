@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from real_engines import (
     VLLM,
@@ -25,7 +24,7 @@ from real_engines import (
     wait_until,
 )
 
-from radixshmem import RadixClient
+from radixshmem import ComponentType, RadixClient
 
 OURS = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
 FLEXKV = {"kv_connector": "FlexKVConnectorV1", "kv_role": "kv_both"}
@@ -151,7 +150,7 @@ def test_outputs_depend_on_what_is_loaded(pair: Pair, client: RadixClient, promp
     """The control of all tests here: with the slots zeroed, a hit changes the output."""
     (prompt,) = prompts(6, 600)
     store(pair, client, pair.second, prompt)
-    np.frombuffer(client.store.data_view(), dtype=np.uint8)[:] = 0
+    client.store.array(ComponentType.FULL)[:] = 0
     (output,) = pair.second.generate(prompt)
     client.reset()
     assert output["num_cached"] == whole_blocks(prompt)
@@ -166,7 +165,7 @@ def test_requests_survive_the_death_of_the_server(pair: Pair, client: RadixClien
     pair.second.ask("generate", prompts=asked)
     pair.server.kill()
     assert tokens_of(pair.second.answer()) == expected
-    wait_until(lambda: num_inserted(client) >= before + 3 * (400 + 15) // BLOCK, "the rest is stored")
+    wait_until(lambda: num_inserted(client) >= before + 3 * ((400 + 15) // BLOCK), "the rest is stored")
     outputs = pair.second.generate(*asked)  # nobody serves, the regions are there
     assert tokens_of(outputs) == expected
     assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)

@@ -22,7 +22,7 @@ CALL_TIMEOUT_S = 300.0
 MakeEngine = Callable[..., "EngineProcess"]
 MakeServer = Callable[..., "RadixServer"]
 Prompts = Callable[..., list[list[int]]]
-VLLM, SGLANG_23, SGLANG_20 = "vllm-0.32.0", "sglang-0.5.23", "sglang-0.5.20"
+VLLM, SGLANG_23, SGLANG_20, DYNAMO = "vllm-0.32.0", "sglang-0.5.23", "sglang-0.5.20", "dynamo-1.6.1"
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",

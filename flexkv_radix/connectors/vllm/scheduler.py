@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.namespace import request_namespace
+from flexkv_radix.fingerprint import model_identity
 
 
 class Request(Protocol):
@@ -168,8 +170,21 @@ def slots_of(block_ids: Sequence[int], block_size: int) -> npt.NDArray[np.int64]
 def namespace_of(request: Request) -> list[str] | None:
     """What else than tokens decides the request's KV."""
     lora = request.lora_request
+    adapter = _adapter_identity(lora.lora_name, lora.lora_int_id, lora.lora_path) if lora else None
     media = [f"{feature.identifier}@{feature.mm_position.offset}" for feature in request.mm_features or ()]
-    return request_namespace(lora=lora and lora.lora_name, salt=request.cache_salt, media=media)
+    return request_namespace(lora=adapter, salt=request.cache_salt, media=media)
+
+
+@lru_cache(maxsize=1024)
+def _adapter_identity(name: str, number: int, path: str) -> str:
+    """Name and contents: two engines may call different adapters alike.
+
+    number: vLLM's, another one when the adapter is loaded anew.
+    """
+    try:
+        return f"{name}@{model_identity(path)}"
+    except (OSError, ValueError):  # not files of this machine: the name has to do
+        return name
 
 
 def _is_cacheable(request: Request) -> bool:

@@ -20,7 +20,7 @@ from node import Node
 from flexkv_radix import CacheConfig
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.namespace import request_namespace
-from flexkv_radix.connectors.vllm.scheduler import SchedulerSide
+from flexkv_radix.connectors.vllm.scheduler import SchedulerSide, namespace_of
 from radixshmem import RadixClient
 
 
@@ -83,6 +83,8 @@ class VllmRequest:
 @dataclass
 class Lora:
     lora_name: str
+    lora_path: str = "/nowhere"
+    lora_int_id: int = 1
 
 
 class VllmDriver(Driver):
@@ -248,6 +250,17 @@ def test_tenants_share_with_themselves_alone(make: MakeConnector) -> None:
         stored(driver, f"store {number}", tokens, [1, 2, 3], **tenant)
         assert driver.lookup(f"after {number}", tokens, **tenant) == 2 * BLOCK, tenant
         driver.abandon(f"after {number}")
+
+
+def test_adapters_of_one_name_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+    namespaces = []
+    for number in range(3):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "adapter_model.bin").write_bytes(bytes([min(number, 1)]) * 100)
+        request = VllmRequest("r", [1], lora_request=Lora("support", str(directory), number))
+        namespaces.append(namespace_of(request))
+    assert namespaces[0] != namespaces[1] == namespaces[2]
 
 
 def test_asking_again_pins_once_and_abandoning_drops_the_pin(

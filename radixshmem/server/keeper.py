@@ -61,6 +61,7 @@ class RegionKeeper:
         self._show_progress = show_progress
         self._lock = threading.Lock()  # guards _published, _builder and the changes of index
         self._published: PublishedGeometry | None = None
+        self._is_adopted = False  # then a geometry's zeroes mean what the regions were made with
         self._builder: threading.Thread | None = None
         self._last_stats: dict[str, Any] = {}
         self._store_fd = -1  # keeps the SlotStore at hand, to see whether it is still whole
@@ -87,6 +88,7 @@ class RegionKeeper:
     def serve_adopted(self, adopted: Adopt) -> None:
         """Publish the regions that ``settle_leftovers`` joined."""
         with self._lock:
+            self._is_adopted = True
             self._state.update(mode="configuring")
             grant_access(adopted.info.config, self._config.name, self._access)
             self._publish(adopted.index)
@@ -134,7 +136,7 @@ class RegionKeeper:
         except RadixError as error:
             self._give_up(error)
             raise
-        self._published = plan.geometry
+        self._published, self._is_adopted = plan.geometry, False
         self._state.update(
             mode="configuring",
             last_error="",
@@ -146,12 +148,15 @@ class RegionKeeper:
         self._builder.start()
 
     def _compare(self, published: PublishedGeometry, geometry: Geometry) -> None:
-        check_same_geometry(
-            published,
-            geometry,
-            slot_align=self._config.slot_align,
-            register_chunk_tokens=self._config.register_chunk_tokens,
-        )
+        if self._is_adopted:
+            published.check_shapes(geometry)
+        else:
+            check_same_geometry(
+                published,
+                geometry,
+                slot_align=self._config.slot_align,
+                register_chunk_tokens=self._config.register_chunk_tokens,
+            )
         if geometry.fingerprint and not published.fingerprint:
             if self.index is not None:
                 self.index.set_fingerprint(geometry.fingerprint)

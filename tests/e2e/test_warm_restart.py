@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,14 @@ from paths import path_of
 from peer import Peer
 from regions import attach, leftovers, prove_invariants
 
-from radixshmem import Geometry, RadixClient, RegionRetired, ServerUnavailable
+from radixshmem import (
+    ComponentType,
+    Geometry,
+    GeometryMismatch,
+    RadixClient,
+    RegionRetired,
+    ServerUnavailable,
+)
 from radixshmem.records import RegionState
 from radixshmem.region import open_index, open_object
 
@@ -134,6 +142,19 @@ def test_adopted_regions_keep_what_they_were_made_with(shm_name: str) -> None:
         daemon.wait_mode("ready")
         daemon.wait_log("--evict-policy lru (not fifo)")
         daemon.wait_log("--max-clients 256 (not 32)")
+
+
+def test_zeroes_of_a_geometry_mean_what_adopted_regions_were_made_with(shm_name: str) -> None:
+    with Daemon(shm_name, *BUDGET, "--slot-align", "131072", "--register-chunk-tokens", "64") as first:
+        first.wait_serving()
+        configure(shm_name).close()
+        first.kill()
+    with Daemon(shm_name, *BUDGET) as second:
+        second.wait_mode("ready")
+        with configure(shm_name) as client:
+            assert client.store.pool(ComponentType.FULL).slot_bytes == 131072
+        with pytest.raises(GeometryMismatch, match="slot_align"):
+            RadixClient(shm_name, replace(GEOMETRY, slot_align=4096))
 
 
 def test_lease_of_a_client_that_died_meanwhile_is_reaped(shm_name: str) -> None:

@@ -14,6 +14,7 @@ from radixshmem.config import EVICT_POLICIES
 from tests.torture import worker
 from tests.torture.audit import QUARANTINE_S, AuditError, Auditor
 from tests.torture.lock_word import LockWord
+from tests.torture.orphans import die_with_parent
 from tests.torture.seats import NOBODY, Seat, make_seats
 from tests.torture.tape import LostEventsError
 
@@ -108,7 +109,7 @@ class Server:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command)
+        return subprocess.Popen(self._command, preexec_fn=die_with_parent)
 
     def kill_and_restart(self) -> None:
         self.process.kill()
@@ -158,6 +159,7 @@ class Conductor:
         seat["SLOT"] = seat["INCARNATION"] = NOBODY
         pid = os.fork()
         if pid == 0:
+            die_with_parent()
             os._exit(worker.run(self.plan.name, seat, seed))
         self.pids[pid] = seat
 

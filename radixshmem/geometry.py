@@ -71,6 +71,8 @@ class Geometry:
             raise ValueError(f"slot_align must be a power of two or 0, not {self.slot_align}")
         if len(self.fingerprint.encode()) > MAX_FINGERPRINT_BYTES:
             raise ValueError(f"fingerprint is longer than {MAX_FINGERPRINT_BYTES} bytes")
+        if "\0" in self.fingerprint:
+            raise ValueError(f"fingerprint must not hold a NUL, is {self.fingerprint!r}")
 
     def slot_bytes(self, component: ComponentType) -> int:
         """Bytes of one slot before alignment; 0 when the geometry lacks the component."""

@@ -31,6 +31,7 @@ def counts(plan: PublishedGeometry) -> dict[str, int]:
         ({"swa_slot_bytes": 10, "swa_window_blocks": 1025}, "swa_window_blocks"),
         ({"slot_align": 48}, "slot_align"),
         ({"fingerprint": "x" * 128}, "fingerprint"),
+        ({"fingerprint": "a\0b"}, "fingerprint"),
         ({"block_size": 2**32}, "block_size"),
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 SHM_DIR = "/dev/shm"  # where glibc's shm_open puts POSIX shared memory on Linux
-_NAME = re.compile(r"/[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_NAME = re.compile(r"/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MAX_NAME_CHARS = 80  # behind the slash
+_MAX_OBJECT_CHARS = 85  # ... with "_data"
 _RESERVED_ENDINGS = ("_data", ".sock", ".lock")
 _UNIX_SCHEME = "unix:"
 _MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its closing zero
@@ -13,7 +15,7 @@ _MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its closing zero
 
 def check_name(name: str, flag: str = "name") -> str:
     """Return ``name`` if a server may be called so; ValueError naming ``flag`` otherwise."""
-    check_object_name(name, flag)
+    _check(name, flag, _MAX_NAME_CHARS)
     ending = next((ending for ending in _RESERVED_ENDINGS if name.endswith(ending)), None)
     if ending:
         raise ValueError(
@@ -24,9 +26,14 @@ def check_name(name: str, flag: str = "name") -> str:
 
 def check_object_name(name: str, flag: str) -> str:
     """Return ``name`` if a shared-memory object may be called so; ValueError naming ``flag`` otherwise."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
+    return _check(name, flag, _MAX_OBJECT_CHARS)
+
+
+def _check(name: str, flag: str, max_chars: int) -> str:
+    is_text = isinstance(name, str) and len(name) <= 1 + max_chars
+    if not is_text or not _NAME.fullmatch(name) or ".." in name:
         raise ValueError(
-            f"{flag}: {name!r} is not a name; write '/' and then 1 to 80 of A-Z a-z 0-9 _ . - "
+            f"{flag}: {name!r} is not a name; write '/' and then 1 to {max_chars} of A-Z a-z 0-9 _ . - "
             "(first a letter, digit or _; no '..'), such as /flexkv"
         )
     return name

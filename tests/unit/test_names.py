@@ -10,6 +10,7 @@ from radixshmem import names
 @pytest.mark.parametrize("name", ["/flexkv", "/a", "/_x", "/9", "/a.b-c_D", "/" + "x" * 80])
 def test_names_that_a_server_may_have(name: str) -> None:
     assert names.check_name(name) == name
+    assert names.check_object_name(names.default_data_name(name), "--data-name") == name + "_data"
 
 
 @pytest.mark.parametrize(

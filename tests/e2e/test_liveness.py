@@ -16,10 +16,11 @@ from frozen import lock_word_offset
 from living import Living, is_running
 from regions import attach, prove_invariants, region
 
-from radixshmem import Geometry, InsertError, QueryStatus, SlotStore
+from radixshmem import Geometry, InsertError, QueryStatus, SlotStore, _native
 from radixshmem.errors import IndexBusy
 from radixshmem.index import QUERY_LOCK, Index, Match
 from radixshmem.records import ClientState
+from radixshmem.region import open_index
 from tests.torture.lock_word import LOCK_WORD_OFFSET, LockWord
 
 FULL = 0
@@ -260,9 +261,6 @@ def test_a_device_client_without_staged_slots_goes_at_once(name: str, survivor: 
 
 
 def state_of(name: str, slot: int) -> ClientState:
-    from radixshmem import _native
-    from radixshmem.region import open_index
-
     fd = open_index(name)
     try:
         return next(c.state for c in _native.peek_clients(fd) if c.slot == slot)

@@ -30,6 +30,7 @@ from radixshmem import (
     ServerConfig,
 )
 from radixshmem.config import EVICT_POLICIES
+from radixshmem.records import Node
 from tests.model.machine import clients, components, hash_path, masks, picks, sides
 
 SEED = int(os.environ.get("RADIX_MODEL_SEED", "1"))
@@ -120,7 +121,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.check_events([node for node in snapshot.nodes() if node.is_published])
         self.check_pins()
 
-    def check_events(self, nodes: list) -> None:  # type: ignore[type-arg]
+    def check_events(self, nodes: list[Node]) -> None:
         """Stored less removed is what is there."""
         self.cursor, events, lost = self.clients[0].events(self.cursor)
         assert not lost

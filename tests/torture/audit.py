@@ -12,6 +12,7 @@ import numpy as np
 
 from radixshmem import ComponentType, SlotStore, _native
 from radixshmem.attachment import Attachment
+from radixshmem.index import Match
 from radixshmem.records import ClientRecord, Node
 from radixshmem.region import open_index
 from tests.torture.patterns import contents
@@ -121,8 +122,6 @@ class Auditor:
             raise AuditError("some blocks are on no path")
 
     def _count_match(self, hashes: np.ndarray) -> int:
-        from radixshmem.index import Match
-
         result = Match()
         self.attached.match(hashes, 1, 0, result)
         return result.full_hit

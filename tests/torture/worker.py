@@ -18,11 +18,13 @@ from radixshmem import (
     COMPONENT_MASK_SWA,
     ComponentType,
     InsertError,
+    InsertResult,
     QueryResult,
     QueryStatus,
     RadixClient,
     ServerUnavailable,
 )
+from radixshmem.arrays import I32Array
 from radixshmem.errors import IndexBusy, RadixError
 from radixshmem.index import Snapshot
 from tests.torture.patterns import (
@@ -119,7 +121,7 @@ class Worker:
         self.settle(FULL, slots, result, keep)
         self.seat.add("PUTS")
 
-    def fill(self, component: ComponentType, hashes: U64, slots: np.ndarray) -> None:
+    def fill(self, component: ComponentType, hashes: U64, slots: I32Array) -> None:
         """Write the blocks' bytes, and see that nobody else writes into staged slots."""
         expected = contents(hashes, component)
         self.arrays[component][slots] = expected
@@ -128,7 +130,7 @@ class Worker:
         if not np.array_equal(self.arrays[component][slots], expected):
             raise WrongBytesError(f"somebody wrote into staged {component.name} slots of {slots}")
 
-    def settle(self, component: ComponentType, slots: np.ndarray, result, keep: bool) -> None:  # type: ignore[no-untyped-def]
+    def settle(self, component: ComponentType, slots: I32Array, result: InsertResult, keep: bool) -> None:
         """Give back what an insert left staged."""
         if result.error == InsertError.BUSY:
             self.seat.add("BUSY")
@@ -249,7 +251,7 @@ class Worker:
         with self.seat.timed():
             hit.finalize()  # type: ignore[misc]
 
-    def recycle(self, component: ComponentType, slots: np.ndarray) -> None:
+    def recycle(self, component: ComponentType, slots: I32Array) -> None:
         with self.seat.timed():
             self.client.recycle_slots(slots, component=component)
 
@@ -258,18 +260,18 @@ class Worker:
         end = hit.common_hit
         for _, first, slots in hit.full_fragments:
             self.compare(FULL, hashes[first : first + len(slots)], slots)
-        self.compare(SWA, hashes[hit.swa_start : end], hit.swa_slots) if len(hit.swa_slots) else None
-        self.compare(MAMBA, hashes[end - 1 : end], hit.mamba_slots) if len(hit.mamba_slots) else None
+        if len(hit.swa_slots):
+            self.compare(SWA, hashes[hit.swa_start : end], hit.swa_slots)
+        if len(hit.mamba_slots):
+            self.compare(MAMBA, hashes[end - 1 : end], hit.mamba_slots)
 
-    def compare(self, component: ComponentType, hashes: U64, slots: np.ndarray) -> None:
-        found = self.arrays[component][slots]
-        if not np.array_equal(found, contents(hashes, component)):
-            wrong = [
-                int(s)
-                for s, f, h in zip(slots, found, hashes, strict=True)
-                if f[0] != contents(h[None], component)[0, 0]
-            ]
-            raise WrongBytesError(f"{component.name}: wrong bytes under a pin in slots {wrong} of {slots}")
+    def compare(self, component: ComponentType, hashes: U64, slots: I32Array) -> None:
+        found, expected = self.arrays[component][slots], contents(hashes, component)
+        wrong = (found != expected).any(axis=1)
+        if wrong.any():
+            raise WrongBytesError(
+                f"{component.name}: wrong bytes under a pin in slots {slots[wrong]} of {slots}"
+            )
         self.seat.add("VERIFIED_BYTES", found.nbytes)
 
 

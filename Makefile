@@ -52,7 +52,7 @@ check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(PY) -m radixshmem.cli.settings --check docs/settings.md
+	$(PY) -m radixshmem.cli.settings | diff docs/settings.md -
 
 format: $(VENV)/.dev
 	$(VENV)/bin/ruff check --fix .
@@ -89,7 +89,7 @@ test-engines:
 
 ## docs          regenerate docs/settings.md
 docs: $(VENV)/.installed
-	$(PY) -m radixshmem.cli.settings docs/settings.md
+	$(PY) -m radixshmem.cli.settings > docs/settings.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info bench-results radixshmem/*.so flexkv_radix/*.so

@@ -84,7 +84,7 @@ int rs_plan_region(const rs_config *cfg, rs_plan *p)
     p->journal_capacity = 2048 + 4 * p->journal_worst;
     while (cfg->event_capacity > p->event_capacity)
         p->event_capacity = p->event_capacity ? p->event_capacity * 2 : 64;
-    while ((1ull << p->bucket_bits) < n)
+    while ((1ull << p->bucket_bits) < 2 * n) /* at most half full: few chains are longer than one */
         p->bucket_bits++;
     p->journal = place(&end, p->journal_capacity, sizeof(rs_jentry_shm));
     p->clients = place(&end, cfg->max_clients, sizeof(rs_client_shm));

@@ -23,11 +23,12 @@
 #define UNLINK_AHEAD 8u          /* unlinks that take about as long as a miss */
 #define WAIT_SPINS 2000u         /* for an odd sequence: a batch that unlinks takes a few us */
 
-uint32_t rs_bucket(const rs_view *v, uint64_t hash)
+static inline uint32_t bucket_of(uint64_t hash, uint32_t bucket_bits)
 {
-    uint32_t bits = v->plan.bucket_bits;
-    return bits ? (uint32_t)((hash * 0x9e3779b97f4a7c15ull) >> (64 - bits)) : 0;
+    return (uint32_t)((hash * 0x9e3779b97f4a7c15ull) >> (64 - bucket_bits));
 }
+
+uint32_t rs_bucket(const rs_view *v, uint64_t hash) { return bucket_of(hash, v->plan.bucket_bits); }
 
 static inline bool is_block(const rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
 {
@@ -131,36 +132,40 @@ static uint32_t walk_hints(const rs_view *v, rs_walk *w, cursor *c, uint32_t end
     return jumps;
 }
 
-/* One window through the hash table with overlapping misses; returns non-sequential steps. */
+/* One window through the hash table with overlapping misses; returns non-sequential steps.  What the
+ * window is worked with stands in locals: behind an atomic access the compiler loads a field anew. */
 static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t end)
 {
-    uint32_t buckets[WINDOW], capacity = v->pool[RS_FULL].capacity, n = end - c->depth, jumps = 0;
-    rs_slot heads[WINDOW];
+    const rs_a32 *bucket = v->bucket;
+    const rs_node_shm *node = v->node;
     const uint64_t *hashes = w->hashes + c->depth;
+    uint32_t capacity = v->pool[RS_FULL].capacity, bits = v->plan.bucket_bits, n = end - c->depth, jumps = 0;
+    rs_slot at[WINDOW], parent = c->at;
     for (uint32_t i = 0; i < n; i++) {
-        buckets[i] = rs_bucket(v, hashes[i]);
-        __builtin_prefetch((const void *)&v->bucket[buckets[i]]);
+        at[i] = bucket_of(hashes[i], bits);
+        __builtin_prefetch((const void *)&bucket[at[i]]);
     }
     for (uint32_t i = 0; i < n; i++) {
-        heads[i] = rs_ld_acq(&v->bucket[buckets[i]]);
-        if (heads[i] >= capacity)
-            continue;
-        __builtin_prefetch(&v->node[heads[i]]);
+        at[i] = rs_ld(&bucket[at[i]]);
+        __builtin_prefetch(&node[at[i] < capacity ? at[i] : 0]);
     }
     for (uint32_t i = 0; i < n; i++) { /* one link further where another block comes first */
-        if (heads[i] >= capacity || rs_ld(&v->node[heads[i]].hash) == hashes[i])
-            continue;
-        heads[i] = rs_ld_acq(&v->node[heads[i]].next);
-        if (heads[i] >= capacity)
-            continue;
-        __builtin_prefetch(&v->node[heads[i]]);
+        const rs_node_shm *head = &node[at[i] < capacity ? at[i] : 0];
+        rs_slot next = rs_ld(&head->next);
+        at[i] = rs_ld(&head->hash) == hashes[i] ? at[i] : next;
+        __builtin_prefetch(&node[at[i] < capacity ? at[i] : 0]);
     }
     for (uint32_t i = 0; i < n; i++) {
-        rs_slot s = follow(v, heads[i], hashes[i], c->at, w->seq, &c->rc);
-        c->missed = s == RS_NONE;
-        if (c->missed)
-            break;
-        jumps += s != c->at + 1;
+        rs_slot s = at[i];
+        if (s >= capacity || rs_ld_acq(&node[s].parent) != parent || rs_ld(&node[s].hash) != hashes[i]) {
+            s = follow(v, rs_ld_acq(&bucket[bucket_of(hashes[i], bits)]), hashes[i], parent, w->seq, &c->rc);
+            if (s == RS_NONE) {
+                c->missed = true;
+                break;
+            }
+        }
+        jumps += s != parent + 1;
+        parent = s;
         step(v, w, c, s);
     }
     return jumps;

@@ -76,7 +76,6 @@ torture: $(VENV)/.test
 
 ## bench         all CPU benchmarks; TRACE=path replays a Mooncake request trace
 bench: $(VENV)/.test
-	$(MAKE) -C csrc bench
 	RADIX_TRACE='$(TRACE)' $(PY) -m benchmarks.run
 
 ## gpu-test      build, test and measure on an NVIDIA GPU

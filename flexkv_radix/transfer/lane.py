@@ -53,6 +53,7 @@ class Lane:
         self._report = report
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._running: deque[_Running] = deque()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=f"lane-{kind.name}", daemon=True)
         self._thread.start()
 
@@ -67,6 +68,8 @@ class Lane:
         barrier.wait()
 
     def stop(self) -> None:
+        """Return when what was started is over; what was not has failed."""
+        self._is_stopping = True
         self._queue.put(None)
         self._thread.join()
 
@@ -90,6 +93,8 @@ class Lane:
 
     def _start(self, op: TransferOp, equipment: Equipment | str) -> None:
         started_ns = time.monotonic_ns()
+        if self._is_stopping:
+            equipment = "the engine stops"
         if isinstance(equipment, str):
             self._report(OpResult(op.op_id, False, equipment, 0, started_ns, time.monotonic_ns()))
             return

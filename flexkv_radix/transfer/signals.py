@@ -11,7 +11,6 @@ from flexkv_radix.layerwise import ACCEPTED, COUNTER, HANDSHAKE
 from flexkv_radix.transfer.protocol import LayerwiseSocket, RankPlace
 from flexkv_radix.transfer.wire import close_fds, listen, receive_exactly, receive_fds
 
-_HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_LAYERS = 4096
 _MAX_COUNTERS = 64
 
@@ -44,12 +43,13 @@ class LayerSignals:
             self.close()
             raise
 
-    def accept(self, listener: socket.socket, pp_rank: int) -> None:
-        """Take the eventfds of a rank that connected; ConnectionError or ValueError when it sends none."""
-        sock, _ = listener.accept()
+    def add(self, sock: socket.socket, pp_rank: int) -> None:
+        """Take the eventfds of a rank that connected; OSError or ValueError when it sends none.
+
+        sock, which has a timeout, is closed then, and by close().
+        """
         fds: list[list[int]] = []
         try:
-            sock.settimeout(_HANDSHAKE_TIMEOUT_S)
             rank, num_layers, num_counters = _receive_shape(sock)
             while len(fds) < num_counters:
                 fds.append(receive_fds(sock, num_layers, COUNTER.size))

@@ -50,7 +50,7 @@ from flexkv_radix.transfer.wire import Channel, close_fds, listen, receive_fds, 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1000  # short sleeps between looks at a running transfer should be short
-_REGISTRATION_TIMEOUT_S = 10.0
+_HANDSHAKE_TIMEOUT_S = 10.0  # from the first word of a rank to its last
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Worker:
         self._send_lock = threading.Lock()
         self._config = config
         self._signals = LayerSignals(config.layerwise_sockets)
-        self._listener = listen(config.register_endpoint)
+        listener = listen(config.register_endpoint)
         self._lanes = {kind: Lane(kind, self._report) for kind in OpKind}
         self._device_marked = threading.Event()
         self._crew = Crew(
@@ -72,10 +72,11 @@ class Worker:
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._watch(engine.sock, self._serve_engine)
-        self._watch(self._listener, self._accept_rank)
+        self._watch(listener, functools.partial(self._accept, listener, self._add_rank))
         self._watch(self._crew.wake_fd, self._take_mover)
         for sock, pp_rank in self._signals.listeners:
-            self._watch(sock, functools.partial(self._accept_eventfds, sock, pp_rank))
+            serve = functools.partial(self._add_eventfds, pp_rank)
+            self._watch(sock, functools.partial(self._accept, sock, serve))
 
     def run(self) -> None:
         """Serve until the engine says stop."""
@@ -121,13 +122,21 @@ class Worker:
 
     # -- ranks
 
-    def _accept_rank(self) -> None:
-        sock, _ = self._listener.accept()
-        sock.settimeout(_REGISTRATION_TIMEOUT_S)
+    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        """Have a new connection served once it says something: a silent one holds up nobody."""
+        sock, _ = listener.accept()
+        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
+        self._watch(sock, functools.partial(self._serve_first, sock, serve))
+
+    def _serve_first(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        self._selector.unregister(sock)
+        serve(sock)
+
+    def _add_rank(self, sock: socket.socket) -> None:
         channel = Channel(sock)
         try:
             rank, fds = _receive_rank(channel)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             logger.warning("a rank's registration broke off: %s", error)
             channel.close()
             return
@@ -169,10 +178,10 @@ class Worker:
         self._device_marked.wait()
         return CudaMover(placement, self._config.thread_blocks, self._config.cuda_path)
 
-    def _accept_eventfds(self, listener: socket.socket, pp_rank: int) -> None:
+    def _add_eventfds(self, pp_rank: int, sock: socket.socket) -> None:
         self._drain()  # replacing eventfds closes the earlier ones
         try:
-            self._signals.accept(listener, pp_rank)
+            self._signals.add(sock, pp_rank)
         except (OSError, ValueError) as error:
             logger.warning("a rank's eventfds did not arrive: %s", error)
 

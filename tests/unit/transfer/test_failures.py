@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,17 @@ from shared_engine import (
 
 from flexkv_radix.layout import KVCacheLayoutType
 from flexkv_radix.transfer.handle import TransferHandle
-from flexkv_radix.transfer.protocol import OpKind, RankPlace, TransferConfig, TransferDied, TransferOp
+from flexkv_radix.transfer.protocol import (
+    Message,
+    OpKind,
+    RankPlace,
+    Registered,
+    Stop,
+    TransferConfig,
+    TransferDied,
+    TransferOp,
+    encode,
+)
 from flexkv_radix.transfer.registration import register_rank
 from radixshmem.geometry import ComponentType
 
@@ -225,6 +237,34 @@ def test_bad_registrations_are_refused_with_their_cause(store, part, tmp_path) -
     short = replace(rank_part, tensors=(replace(rank_part.tensors[0], offset_bytes=64),))
     told, _ = _refusal(store, tmp_path, rank, parts=(short,))
     assert "exceeds its storage" in told
+
+
+def _framed(message: Message) -> bytes:
+    payload = encode(message)
+    return len(payload).to_bytes(4, "little") + payload
+
+
+NONSENSE = {
+    "nothing": b"",
+    "half a length": b"\x03",
+    "too long": b"\xff" * 100,
+    "no MessagePack": b"\x05\0\0\0hello",
+    "another message": _framed(Stop()),
+    "the worker's own": _framed(Registered("")),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_on_the_registration_socket_harms_nobody(name: str, engine) -> None:
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as sock:
+        for one in (silent, sock):
+            one.connect(engine.config.register_endpoint.removeprefix("ipc://"))
+        sock.sendall(NONSENSE[name])
+        sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(DEADLINE_S)
+        with contextlib.suppress(ConnectionResetError):  # closed with bytes unread
+            assert sock.recv(1) == b""
+        assert engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok
 
 
 def test_device_marks_are_asked_for_by_cuda_ranks_only(engine) -> None:

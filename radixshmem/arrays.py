@@ -1,7 +1,9 @@
-"""The array and integer arguments of the public API: what is accepted, and what is said otherwise."""
+"""The arguments of the public API: what is accepted, and what is said otherwise."""
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 from typing import SupportsIndex, TypeAlias, cast
 
@@ -47,6 +49,23 @@ def as_integer(value: SupportsIndex, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+
+
+def as_number(value: float, name: str) -> float:
+    """``value`` as a float, which may be infinite; TypeError for what is no number, ValueError for NaN."""
+    if not issubclass(type(value), numbers.Real):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number, not nan")
+    return number
+
+
+def check_text(value: str, name: str) -> str:
+    """``value``, if it is a str; TypeError otherwise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    return value
 
 
 def _check_vector(array: NDArray[np.integer], name: str) -> None:

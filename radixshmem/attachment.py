@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from radixshmem.arrays import U64Array
+from radixshmem.arrays import U64Array, as_integer
 from radixshmem.errors import RadixError, RegionRetired
 from radixshmem.geometry import ComponentType, PublishedGeometry
 from radixshmem.index import Index
@@ -117,9 +117,9 @@ def default_label() -> str:
 
 
 def component_of(value: int, geometry: PublishedGeometry) -> ComponentType:
-    """``value`` as a component that the geometry has; ValueError naming it otherwise."""
+    """``value`` as a component that the geometry has; ValueError or TypeError naming it otherwise."""
     with contextlib.suppress(ValueError):
-        component = ComponentType(value)
+        component = ComponentType(as_integer(value, "component"))
         if geometry.pool(component) is not None:
             return component
     raise ValueError(f"component: the geometry has no pool for {value!r}")

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixshmem.arrays import UINT64, I32Array, U64Array, as_hashes, as_integer, as_slots
+from radixshmem.arrays import (
+    UINT64,
+    I32Array,
+    U64Array,
+    as_hashes,
+    as_integer,
+    as_number,
+    as_slots,
+    check_text,
+)
 from radixshmem.attachment import Attachment, component_of
 from radixshmem.control.client import ControlClient
 from radixshmem.errors import ClientClosed, GeometryMismatch, InsertError, RadixError, ServerNotReady
@@ -56,13 +65,15 @@ class RadixClient:
     ) -> None:
         if geometry is not None and not isinstance(geometry, Geometry):
             raise TypeError(f"geometry must be a Geometry or None, not {type(geometry).__name__}")
+        max_outstanding = as_integer(max_outstanding, "max_outstanding")
         if max_outstanding < 1:
             raise ValueError(f"max_outstanding must be at least 1, not {max_outstanding}")
+        timeout_s = as_number(timeout_s, "timeout_s")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, not {timeout_s}")
         self.name = check_name(name)
         self._geometry = geometry
-        self._label = label
+        self._label = check_text(label, "label")
         self._max_outstanding = max_outstanding
         self._timeout_s = timeout_s
         self._pid = os.getpid()
@@ -70,6 +81,7 @@ class RadixClient:
         self._attached: Attachment | None = None
         self._lock = threading.Lock()
         self._open_jobs: set[int] = set()
+        endpoint = default_endpoint(name) if endpoint is None else check_text(endpoint, "endpoint")
         self._control = ControlClient(endpoint or default_endpoint(name), timeout_s)
         try:
             self.info: ServerInfo = self._control.configure(geometry)
@@ -91,7 +103,7 @@ class RadixClient:
         TimeoutError tells its mode now; RadixError tells why configuring failed.
         """
         self._check_usable()
-        self.info = self._control.wait_ready(timeout_s)
+        self.info = self._control.wait_ready(as_number(timeout_s, "timeout_s"))
         return self.info
 
     @property
@@ -200,6 +212,8 @@ class RadixClient:
         lease = attached.lease
         if lease.queue:
             lease.drain()
+        if type(mask) is not int:
+            mask = as_integer(mask, "mask")
         if mask not in attached.masks:
             raise ValueError(f"mask: {mask} is not made of components that the geometry has")
         if type(hashes) is not np.ndarray or hashes.dtype is not UINT64 or hashes.ndim != 1:
@@ -291,7 +305,8 @@ class RadixClient:
         jobs wait to be collected: after ``timeout_ms``, or at once unless ``block``.
         """
         self._check_usable()
-        await_room(self._open_jobs, self._max_outstanding, timeout_ms / 1000, block)
+        timeout_s = as_number(timeout_ms, "timeout_ms") / 1000
+        await_room(self._open_jobs, self._max_outstanding, timeout_s, block)
         return PullJob(self.query(hashes, mask=mask, lock=lock), self._open_jobs)
 
     def _begin(self) -> Attachment:
@@ -363,8 +378,8 @@ class RadixClient:
     def events(self, cursor: int) -> tuple[int, list[Event], bool]:
         """(cursor for the next call, events numbered ``cursor`` and up, whether some were lost)."""
         cursor = as_integer(cursor, "cursor")
-        if cursor < 0:
-            raise ValueError(f"cursor must not be negative, is {cursor}")
+        if not 0 <= cursor < 1 << 64:
+            raise ValueError(f"cursor: {cursor} is not in [0, 2**64)")
         return self._begin().read_events(cursor)
 
     # -- data ---------------------------------------------------------------------------------------

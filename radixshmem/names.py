@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from radixshmem.arrays import check_text
+
 SHM_DIR = "/dev/shm"  # where glibc's shm_open puts POSIX shared memory on Linux
 _NAME = re.compile(r"/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MAX_NAME_CHARS = 80  # behind the slash
@@ -61,6 +63,7 @@ def default_endpoint(name: str) -> str:
 
 def socket_path(endpoint: str, flag: str = "endpoint") -> str:
     """Path of the Unix socket that ``endpoint`` (``unix:///path``) names; ValueError naming ``flag``."""
+    check_text(endpoint, flag)
     path = endpoint.removeprefix(_UNIX_SCHEME)
     path = "/" + path.lstrip("/") if path.startswith("/") else path
     if not endpoint.startswith(_UNIX_SCHEME) or not path.startswith("/") or path.endswith("/"):

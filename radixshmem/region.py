@@ -7,6 +7,7 @@ turns READY first, the index last, so that whoever sees a READY index finds all 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from radixshmem.store_header import write_pools
 from radixshmem.trust import check_region_owner
 
 SMALL_PAGE_BYTES = 4096
+_NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # a link, a directory, a socket
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,12 @@ def open_index(name: str, *, own: bool = False) -> int:
 def open_object(name: str, hugepage_path: str = "", *, own: bool = False) -> int:
     """Open one of a server's files, never through a link, and check its owner; returns the fd."""
     path = object_path(name, hugepage_path)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise RadixError(f"{path} is not a regular file: remove it, or choose another name") from error
+        raise
     try:
         check_region_owner(fd, path, own=own)
     except BaseException:

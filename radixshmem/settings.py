@@ -49,7 +49,7 @@ class Setting:
     def check(self, value: Any, source: str = "") -> None:
         """ValueError or TypeError naming ``source``, by default the flag, unless ``value`` is allowed."""
         name = source or self.flag
-        if value == self.default and type(value) is type(self.default):
+        if type(value) is type(self.default) and value == self.default:
             return
         if not isinstance(value, self.kind.types) or (type(value) is bool and bool not in self.kind.types):
             wanted = " or ".join(t.__name__ for t in self.kind.types)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixshmem import _native
-from radixshmem.arrays import U8Array
+from radixshmem.arrays import U8Array, as_integer, as_number, check_text
 from radixshmem.errors import CorruptRegion, RadixError, RegionRetired, ServerNotReady
 from radixshmem.geometry import ComponentType, PoolGeometry
 from radixshmem.names import check_object_name
@@ -61,7 +61,8 @@ class SlotStore:
         Raises TimeoutError, CorruptRegion, RegionRetired, and RadixError for an untrusted owner.
         """
         check_object_name(name, "name")
-        deadline = time.monotonic() + timeout_ms / 1000
+        check_text(hugepage_path, "hugepage_path")
+        deadline = time.monotonic() + as_number(timeout_ms, "timeout_ms") / 1000
         while True:
             try:
                 fd = open_object(name, hugepage_path)
@@ -85,7 +86,7 @@ class SlotStore:
 
         Mappings stay valid.  Only this process's own user's objects are removed.
         """
-        destroy_store(check_object_name(name, "name"), hugepage_path)
+        destroy_store(check_object_name(name, "name"), check_text(hugepage_path, "hugepage_path"))
 
     def has_pool(self, component: ComponentType) -> bool:
         """Whether there are slots of ``component``."""
@@ -109,9 +110,10 @@ class SlotStore:
     def slot_view(self, slot: int, component: ComponentType = ComponentType.FULL) -> memoryview:
         """Writable bytes of one slot, ``slot_bytes`` long; IndexError when there is no such slot."""
         pool = self._geometry(component)
+        slot = as_integer(slot, "slot")
         if not 0 <= slot < pool.num_slots:
             raise IndexError(f"slot {slot} is not in [0, {pool.num_slots}) of the {pool.component.name} pool")
-        start = pool.offset + int(slot) * pool.stride
+        start = pool.offset + slot * pool.stride
         return memoryview(self._live())[start : start + pool.stride]
 
     def close(self) -> None:
@@ -123,8 +125,8 @@ class SlotStore:
 
     def _geometry(self, component: ComponentType) -> PoolGeometry:
         try:
-            return self._pools[component]
-        except KeyError:
+            return self._pools[ComponentType(as_integer(component, "component"))]
+        except (KeyError, ValueError):
             raise ValueError(f"component: the SlotStore {self.name} has no {component!r} pool") from None
 
     def _live(self) -> mmap.mmap:

@@ -24,7 +24,7 @@ def check_region_owner(fd: int, what: str, *, own: bool = False) -> None:
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise RadixError(f"{what} is not a regular file")
+        raise RadixError(f"{what} is not a regular file: remove it, or choose another name")
     _check_uid(status.st_uid, what, own)
 
 
@@ -44,7 +44,10 @@ def check_socket_owner(path: str) -> None:
 
 def _check_uid(uid: int, what: str, own: bool) -> None:
     if own and uid != os.geteuid():
-        raise RadixError(f"{what} belongs to user id {uid}, not to this process's {os.geteuid()}")
+        raise RadixError(
+            f"{what} belongs to user id {uid}, not to this process's {os.geteuid()}: remove it, or choose "
+            "another name"
+        )
     if uid not in trusted_uids():
         raise RadixError(
             f"{what} belongs to user id {uid}; set RADIX_SERVER_UID={uid} if its server runs as that user"

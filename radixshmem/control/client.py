@@ -21,6 +21,7 @@ from radixshmem.names import socket_path
 from radixshmem.trust import check_socket_owner
 
 _POLL_S = 0.05  # between two looks at a server that has no thread left to stream to us
+_FOREVER_S = 1e6  # gRPC takes a much later deadline for one that has passed
 _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy variable must not divert a Unix socket
     ("grpc.use_local_subchannel_pool", 1),  # clients of one process must not share a backing-off connection
@@ -37,7 +38,7 @@ class ControlClient:
     def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
         self.endpoint = endpoint
         self._path = socket_path(endpoint)
-        self._timeout_s = timeout_s
+        self._timeout_s = min(timeout_s, _FOREVER_S)
         self._connect()
 
     def status(self) -> ServerInfo:
@@ -96,7 +97,7 @@ class ControlClient:
         if left_s <= 0:
             return
         try:
-            for message in self._stub.WatchReady(pb.WatchReadyRequest(), timeout=min(left_s, 1e6)):
+            for message in self._stub.WatchReady(pb.WatchReadyRequest(), timeout=min(left_s, _FOREVER_S)):
                 yield codec.info_from_wire(message)
         except grpc.RpcError as error:
             if _code(error) != grpc.StatusCode.DEADLINE_EXCEEDED:

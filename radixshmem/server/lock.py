@@ -49,10 +49,15 @@ class NameLock:
 def lock_holder(name: str) -> int | None:
     """Pid, as it saw itself, of the server that runs as ``name``; 0 if unknown; None if none runs.
 
-    Raises PermissionError when the lock file belongs to another user.
+    Nobody holds what is no regular file: NameLock refuses it.  Raises PermissionError when the lock file
+    belongs to another user.
     """
+    path = names.lock_path(name)
     try:
-        fd = os.open(names.lock_path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        # Not blocking: a pipe may have come meanwhile.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixshmem.arrays import as_hashes, as_slots, as_tokens
+from radixshmem.arrays import as_hashes, as_integer, as_number, as_slots, as_tokens, check_text
 
 CONVERTERS = [(as_hashes, np.uint64), (as_slots, np.int32), (as_tokens, np.int64)]
 
@@ -50,3 +50,29 @@ def test_signed_hashes_keep_their_bits() -> None:
 def test_a_slot_beyond_int32_is_refused_not_wrapped(value: int) -> None:
     with pytest.raises(ValueError, match="slots"):
         as_slots(np.array([0, value], np.int64))
+
+
+@pytest.mark.parametrize("value", [None, "1", b"1", [1], {}, 1j, np.array([1, 2]), np.array([])])
+def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match="argument_x"):
+        as_number(value, "argument_x")
+    with pytest.raises(TypeError, match="argument_x"):
+        as_integer(value, "argument_x")
+
+
+def test_numbers_of_any_kind_are_floats_and_nan_is_none() -> None:
+    assert [as_number(value, "x") for value in (1, 1.5, np.float32(2), np.int64(3), float("inf"))] == [
+        1.0,
+        1.5,
+        2.0,
+        3.0,
+        float("inf"),
+    ]
+    with pytest.raises(ValueError, match="argument_x"):
+        as_number(float("nan"), "argument_x")
+
+
+@pytest.mark.parametrize("value", [None, 1, b"x", ["x"], np.array([])])
+def test_what_is_no_text_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match="argument_x"):
+        check_text(value, "argument_x")

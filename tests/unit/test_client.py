@@ -50,6 +50,10 @@ def test_bad_constructor_arguments(shm_name: str) -> None:
     for timeout_s in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="timeout_s"):
             RadixClient(shm_name, timeout_s=timeout_s)
+    for field in ("endpoint", "max_outstanding", "timeout_s", "label"):
+        for value in ([1], np.array([1, 2]), b"x"):
+            with pytest.raises(TypeError, match=field):
+                RadixClient(shm_name, **{field: value})
     with pytest.raises(ServerUnavailable, match="UNAVAILABLE"):
         RadixClient(shm_name)
 
@@ -73,6 +77,14 @@ BAD_CALLS: list[tuple[type[Exception], str, Callable[[RadixClient], Any]]] = [
     (TypeError, "start", lambda c: c.insert(path_of(2), np.zeros(2, np.int32), start=None)),
     (TypeError, "max_hashes", lambda c: c.kvevent_drain(1.0)),
     (TypeError, "cursor", lambda c: c.events("0")),
+    (ValueError, "cursor", lambda c: c.events(1 << 64)),
+    (TypeError, "mask", lambda c: c.query(path_of(2), mask=[1])),
+    (TypeError, "mask", lambda c: c.query(path_of(2), mask=1.0)),
+    (TypeError, "component", lambda c: c.allocate_slots(1, component=None)),
+    (TypeError, "component", lambda c: c.recycle_slots(np.zeros(1, np.int32), component=[0])),
+    (TypeError, "timeout_ms", lambda c: c.pull_async(path_of(2), timeout_ms=None)),
+    (TypeError, "timeout_s", lambda c: c.wait_ready(None)),
+    (ValueError, "timeout_s", lambda c: c.wait_ready(float("nan"))),
     (ValueError, "n:", lambda c: c.allocate_slots(101)),
     (ValueError, "n:", lambda c: c.allocate_slots(17, component=SWA)),
     (ValueError, "component", lambda c: c.allocate_slots(1, component=MAMBA)),

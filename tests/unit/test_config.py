@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radixshmem import ServerConfig
@@ -108,7 +109,14 @@ def test_what_cannot_be_is_refused_by_flag(fields: dict[str, Any], flag: str) ->
 
 @pytest.mark.parametrize(
     "fields",
-    [{"data_bytes": "64G"}, {"data_bytes": True}, {"prefault": 1}, {"name": b"/x"}, {"settle_ms": 1.5}],
+    [
+        {"data_bytes": "64G"},
+        {"data_bytes": True},
+        {"prefault": 1},
+        {"name": b"/x"},
+        {"settle_ms": 1.5},
+        {"data_bytes": np.zeros(2, np.int64)},
+    ],
 )
 def test_wrong_types_are_refused_by_flag(fields: dict[str, Any]) -> None:
     [field] = fields

@@ -106,6 +106,15 @@ def test_wait_ready_gives_up_in_time(client: ControlClient) -> None:
 # -- nothing, or the wrong thing, at the socket -------------------------------------------------
 
 
+@pytest.mark.parametrize("timeout_s", [1e19, float("inf")])
+def test_the_longest_timeouts_are_no_passed_deadline(name: str, timeout_s: float) -> None:
+    client = ControlClient(default_endpoint(name), timeout_s)
+    try:
+        assert client.status().mode == "waiting"
+    finally:
+        client.close()
+
+
 def test_no_socket_is_unavailable_at_once(shm_name: str) -> None:
     client = ControlClient(default_endpoint(shm_name))
     start = time.monotonic()

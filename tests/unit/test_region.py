@@ -133,10 +133,24 @@ def test_an_existing_object_is_never_touched(shm_name: str) -> None:
 def test_a_link_is_not_followed(shm_name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 8192)
     Path(object_path(shm_name)).symlink_to(tmp_path / "file")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(RadixError, match="not a regular file: remove it"):
         open_index(shm_name)
     with pytest.raises(FileExistsError):
         create_regions(shm_name, config_of(shm_name))
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFDIR, stat.S_IFSOCK, stat.S_IFIFO])
+def test_what_is_no_file_is_named_with_the_fix(shm_name: str, kind: int) -> None:
+    path = object_path(shm_name)
+    if kind == stat.S_IFDIR:
+        os.mkdir(path)
+    else:
+        os.mknod(path, kind | 0o600)
+    try:
+        with pytest.raises(RadixError, match=f"{path} is not a regular file: remove it"):
+            open_index(shm_name)
+    finally:
+        os.rmdir(path) if kind == stat.S_IFDIR else os.unlink(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

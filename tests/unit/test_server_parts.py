@@ -158,6 +158,7 @@ def test_lock_file_that_is_not_a_file_is_refused(shm_name: str, tmp_path: Path) 
     os.mkfifo(path)
     with pytest.raises(RadixError, match="not a file of user id"):
         NameLock(shm_name)
+    assert lock_holder(shm_name) is None  # and does not wait for somebody to write into the pipe
 
 
 # -- logs ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,26 @@ def test_a_slot_out_of_range(store: SlotStore, slot: int) -> None:
         store.slot_view(slot)
     with pytest.raises(IndexError):
         store.slot_view(store.pool(SWA).num_slots, SWA)
+
+
+@pytest.mark.parametrize("slot", [None, "0", 0.5, [0]])
+def test_a_slot_is_an_integer(store: SlotStore, slot: Any) -> None:
+    with pytest.raises(TypeError, match="slot"):
+        store.slot_view(slot)
+
+
+@pytest.mark.parametrize("component", [None, "FULL", [0], {}])
+def test_a_component_is_an_integer(store: SlotStore, component: Any) -> None:
+    for call in (store.pool, store.array):
+        with pytest.raises(TypeError, match="component"):
+            call(component)
+
+
+def test_attach_names_the_argument(data_name: str) -> None:
+    with pytest.raises(TypeError, match="hugepage_path"):
+        SlotStore.attach(data_name, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="timeout_ms"):
+        SlotStore.attach(data_name, timeout_ms=None)  # type: ignore[arg-type]
 
 
 def test_views_outlive_close(store: SlotStore) -> None:

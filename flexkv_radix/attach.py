@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 600.0
 _RETRY_S = 0.5
+_READY_S = 1.0  # a client that waits for a server at work looks whether to go on this often
 _REMIND_S = 30.0
 
 
@@ -51,42 +52,33 @@ def attach_radix_client(
     once what waiting cannot cure (GeometryMismatch, ValueError, RadixError with the cause);
     TimeoutError tells what was waited for; AttachCancelled when stop is set.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
+    stop = stop or threading.Event()
     reminder = _Reminder(name)
-    client = _connect(name, geometry, deadline, stop or threading.Event(), reminder)
+    while True:
+        try:
+            # Each try brings the geometry again: the server may be another one by now.
+            return _connect(name, geometry)
+        except (ServerUnavailable, TimeoutError) as error:
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(
+                    f"radix-server {name} was not ready within {timeout_s:g} s: {error}"
+                ) from error
+            reminder.tick(error)
+            if stop.wait(_RETRY_S):
+                raise AttachCancelled("shut down while waiting for the radix-server") from error
+
+
+def _connect(name: str, geometry: Geometry | None) -> RadixClient:
+    client = RadixClient(name, geometry)
     try:
-        while True:
-            try:
-                client.wait_ready(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
-                break
-            except (ServerUnavailable, TimeoutError) as error:
-                _wait(deadline, stop, reminder, error)
+        client.wait_ready(_READY_S)
         if geometry is not None:
             check_geometry(client.geometry, geometry)
     except BaseException:
         client.close()
         raise
     return client
-
-
-def _connect(
-    name: str, geometry: Geometry | None, deadline: float, stop: threading.Event, reminder: _Reminder
-) -> RadixClient:
-    while True:
-        try:
-            return RadixClient(name, geometry)
-        except (ServerUnavailable, TimeoutError) as error:
-            _wait(deadline, stop, reminder, error)
-        stop.wait(_RETRY_S)
-
-
-def _wait(deadline: float, stop: threading.Event | None, reminder: _Reminder, error: Exception) -> None:
-    """Return if it is worth to try again."""
-    if stop is not None and stop.is_set():
-        raise AttachCancelled("shut down while waiting for the radix-server") from error
-    if time.monotonic() >= deadline:
-        raise TimeoutError(f"radix-server {reminder.name} did not get ready in time: {error}") from error
-    reminder.tick(error)
 
 
 class _Reminder:

@@ -214,7 +214,7 @@ def register_endpoint(gpu_register_port: str, dp_client_id: int) -> str:
     gpu_register_port is `ipc://<path>` or a path; file descriptors cannot travel otherwise.
     """
     path = gpu_register_port.removeprefix("ipc://")
-    if not path.startswith(("/", "@")):
+    if not path.startswith("/"):
         raise ValueError(
             f"gpu_register_port: {gpu_register_port!r} is not ipc://<absolute path>; KV tensors are handed "
             "over through a Unix socket (set FLEXKV_SERVER_RECV_PORT=ipc:///...)"

@@ -140,6 +140,9 @@ class Driver:
 
     def _open(self) -> bool:
         """Attach and start the worker; False when there is nothing to serve."""
+        if self._spec.switched_off:
+            self._disable(self._spec.switched_off)
+            return False
         try:
             tier = self._link.attach()
         except AttachCancelled:
@@ -197,13 +200,15 @@ class Driver:
             self._metrics.transferred(op.kind, op.component, len(op.slots), result.num_bytes, times_ns)
 
     def _commit(self, entry: Entry) -> None:
+        error = "internal error while publishing"
         try:
             error = entry.hold.commit()
         except RadixError as radix_error:
             error = str(radix_error)
-        with self._table.changed:
-            entry.task.settled(error, time.monotonic())
-            self._ended(entry)
+        finally:  # whatever happened: who waits gets an answer
+            with self._table.changed:
+                entry.task.settled(error, time.monotonic())
+                self._ended(entry)
 
     def _settle(self, entry: Entry, settle: Settle) -> None:
         """Give back what a task holds that ended without success; wants the table's lock."""

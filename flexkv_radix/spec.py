@@ -23,3 +23,4 @@ class EngineSpec:
     attach_timeout_s: float = 600.0
     task_ttl_s: float = 600.0
     strict: bool = False
+    switched_off: str = ""  # by which setting the cache is off

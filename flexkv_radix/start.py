@@ -52,6 +52,9 @@ def engine_spec(
         attach_timeout_s=settings.attach_timeout_s,
         task_ttl_s=settings.task_ttl_s,
         strict=settings.strict,
+        switched_off=""
+        if settings.enable_radixshmem
+        else "FLEXKV_ENABLE_RADIXSHMEM=0, and there is no other cache",
     )
 
 

@@ -1,7 +1,8 @@
 """The tasks that are known, and waiting for them.
 
 Guarantees: a terminal task is answered once and then forgotten; one that nobody asks for is forgotten
-after ttl_s, so that the table stays bounded; waiting ends at its deadline whatever happens.
+after ttl_s, or when _MAX_ENDED younger ones have ended, so that the table stays bounded (some engines
+never ask about a miss); waiting ends at its deadline whatever happens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from flexkv_radix.hold import Hold
 from flexkv_radix.lifecycle import Member, Task, TaskState
 from flexkv_radix.planner import NO_BLOCKS
 from flexkv_radix.responses import KVResponseStatus
+
+_MAX_ENDED = 16384  # far more than an engine has requests
 
 _STATUS = {
     TaskState.COMPLETED: KVResponseStatus.SUCCESS,
@@ -53,6 +56,7 @@ class TaskTable:
         self._ids = itertools.count(1)
         self._entries: dict[int, Entry] = {}
         self._ended: deque[tuple[float, int]] = deque()  # terminal tasks, oldest first
+        self._unlaunched: deque[tuple[float, int]] = deque()  # as they were added
         self._ttl_s = ttl_s
 
     def __len__(self) -> int:
@@ -65,6 +69,8 @@ class TaskTable:
         self._entries[entry.task.task_id] = entry
         if entry.task.state.is_terminal:
             self.note_end(entry)
+        elif entry.task.state is TaskState.UNREADY:
+            self._unlaunched.append((entry.task.created_s, entry.task.task_id))
 
     def get(self, task_id: int) -> Entry | None:
         return self._entries.get(task_id)
@@ -78,6 +84,8 @@ class TaskTable:
     def note_end(self, entry: Entry) -> None:
         """entry's task has become terminal: wake who waits for it."""
         self._ended.append((entry.task.finished_s, entry.task.task_id))
+        if len(self._ended) > _MAX_ENDED:
+            self._entries.pop(self._ended.popleft()[1], None)
         self.changed.notify_all()
 
     def expire(self, now_s: float) -> list[Entry]:
@@ -85,11 +93,12 @@ class TaskTable:
         horizon_s = now_s - self._ttl_s
         while self._ended and self._ended[0][0] < horizon_s:
             self._entries.pop(self._ended.popleft()[1], None)
-        return [
-            entry
-            for entry in self._entries.values()
-            if entry.task.state is TaskState.UNREADY and entry.task.created_s < horizon_s
-        ]
+        expired = []
+        while self._unlaunched and self._unlaunched[0][0] < horizon_s:
+            entry = self._entries.get(self._unlaunched.popleft()[1])
+            if entry is not None and entry.task.state is TaskState.UNREADY:
+                expired.append(entry)
+        return expired
 
     def answers(self, task_ids: Iterable[int]) -> tuple[dict[int, Answer], list[int]]:
         """(answers of tasks that do not run, ids of those that do)."""

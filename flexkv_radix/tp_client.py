@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Longer than a KVManager waits for the radix-server, before which no worker listens.
-_REGISTER_TIMEOUT_S = 900.0
+_WORKER_TIMEOUT_S = 900.0
+_ANSWER_TIMEOUT_S = 120.0  # the worker maps the tensors one rank after the other
 _RECHECK_S = 0.5
+_POLL_S = 0.02
 
 
 class KVTPClient:
@@ -47,6 +51,7 @@ class KVTPClient:
         self._registered = threading.Event()
         self._thread: threading.Thread | None = None
         self._tensors: Sequence[torch.Tensor] = ()  # what was shared lives as long as they do
+        self._step: torch.cuda.Event | None = None  # what stores wait for
         self.error = ""  # why the worker, or waiting for it, failed
 
     def register_to_server(
@@ -90,11 +95,28 @@ class KVTPClient:
         self._tensors = [tensor for group in groups.values() for tensors, _ in group for tensor in tensors]
         shared = share_tensors(self._tensors)
         parts = rank_parts(groups, shared.views)
-        rank = RegisterRank(self._place, shared.storages, parts, device_uuid=shared.device_uuid)
+        step = self._make_step_event() if shared.device_uuid else b""
+        rank = RegisterRank(self._place, shared.storages, parts, shared.device_uuid, step)
         self._thread = threading.Thread(
             target=self._keep_registered, args=(rank, shared.fds), name="flexkv-register", daemon=True
         )
         self._thread.start()
+
+    def _make_step_event(self) -> bytes:
+        import torch
+
+        with torch.cuda.device(self._tensors[0].device):
+            self._step = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+            return bytes(self._step.ipc_handle())  # type: ignore[no-untyped-call]
+
+    def record_step(self) -> None:
+        """Stores launched after this start behind what the current CUDA stream holds now.
+
+        Needed only where a store is launched before the forward that writes its blocks is known to be
+        over.  Does nothing for CPU tensors.
+        """
+        if self._step is not None:
+            self._step.record()
 
     def wait_registered(self, timeout_s: float) -> bool:
         """Whether the worker has taken the tensors, within timeout_s.  RuntimeError if it refused them."""
@@ -124,7 +146,8 @@ class KVTPClient:
 
     def _register(self, rank: RegisterRank, fds: Sequence[int]) -> Registration | None:
         try:
-            return register_rank(self._endpoint, rank, fds, _REGISTER_TIMEOUT_S)
+            self._await_worker()
+            return register_rank(self._endpoint, rank, fds, _ANSWER_TIMEOUT_S)
         except (OSError, RuntimeError) as error:
             self.error = str(error)
             self._registered.set()
@@ -132,3 +155,12 @@ class KVTPClient:
                 logger.warning("%s: KV tensors are not registered, the engine runs without its cache: %s",
                                rank.place, error)  # fmt: skip
             return None
+
+    def _await_worker(self) -> None:
+        """Wait until somebody listens, or close()."""
+        deadline_s = time.monotonic() + _WORKER_TIMEOUT_S
+        while not os.path.exists(self._endpoint):
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no transfer worker came up at {self._endpoint} in {_WORKER_TIMEOUT_S} s")
+            if self._stop.wait(_POLL_S):
+                raise ConnectionAbortedError("closed")

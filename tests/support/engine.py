@@ -42,31 +42,35 @@ Tokens = npt.NDArray[np.int64]
 _SEED_MASK = (1 << 63) - 1
 
 
-def tensors_of(layout: Layout, num_tensors: int, dtype: torch.dtype = torch.int16) -> list[torch.Tensor]:
+def tensors_of(layout: Layout, num_tensors: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
     """Zeroed tensors of the shape that layout has when it comes in num_tensors."""
     if isinstance(layout, OpaqueBlockLayout):
         num_bytes = max(layout.layer_stride_bytes, layout.num_block * layout.block_stride_bytes)
         size = num_bytes if num_tensors > 1 or layout.num_layer == 1 else num_bytes * layout.num_layer
-        return [torch.zeros(size, dtype=torch.uint8) for _ in range(num_tensors)]
+        return [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(num_tensors)]
     shape = layout.kv_shape
     if num_tensors > 1:
         shape = shape[1:] if num_tensors == layout.num_layer else shape[2:]
-    return [torch.zeros(shape, dtype=dtype) for _ in range(num_tensors)]
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
 
 
 class RankMemory:
     """KV tensors of one rank for one component, written and read without the code under test."""
 
-    def __init__(self, layout: Layout, num_tensors: int = 1, dtype: torch.dtype = torch.int16) -> None:
+    def __init__(
+        self, layout: Layout, num_tensors: int = 1, dtype: torch.dtype = torch.int16, device: str = "cpu"
+    ) -> None:
         self.layout = layout
-        self.tensors = tensors_of(layout, num_tensors, dtype)
+        self.tensors = tensors_of(layout, num_tensors, dtype, device)
 
     def write(self, block: int, block_hash: int, rank: int) -> None:
         for view, expected in self._chunks(block, block_hash, rank):
             view.copy_(expected)
 
     def holds(self, block: int, block_hash: int, rank: int) -> bool:
-        return all(torch.equal(view, expected) for view, expected in self._chunks(block, block_hash, rank))
+        return all(
+            torch.equal(view.cpu(), expected) for view, expected in self._chunks(block, block_hash, rank)
+        )
 
     def is_zero(self, block: int) -> bool:
         return not any(view.any() for view in self._views(block))

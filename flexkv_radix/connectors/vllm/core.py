@@ -68,7 +68,8 @@ class ConnectorCore:
             )
 
     def _start_scheduler(self, vllm_config: Any, plan: EnginePlan) -> None:
-        options = vllm_config.kv_transfer_config.kv_connector_extra_config
+        transfer = vllm_config.kv_transfer_config
+        options = transfer.kv_connector_extra_config
         manager = KVManager(
             plan.model_config(),
             plan.cache_config(identity_of(vllm_config, vllm.__version__)),
@@ -76,7 +77,12 @@ class ConnectorCore:
             event_collector=self._events if _wants_events(vllm_config) else None,
         )
         self._cache = SharedCache(manager, plan.tokens_per_block)
-        self._scheduler = SchedulerSide(self._cache, load_async=bool(options.get("load_async", True)))
+        self._scheduler = SchedulerSide(
+            self._cache,
+            load_async=bool(options.get("load_async", True)),
+            loads=transfer.is_kv_consumer,
+            stores=transfer.is_kv_producer,
+        )
         manager.start()
         if version := str(options.get("weights_version", "")):
             self._cache.reset(version)

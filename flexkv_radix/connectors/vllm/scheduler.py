@@ -59,18 +59,20 @@ class SchedulerSide:
     """Loads and stores of one engine's requests.
 
     load_async: a request waits for its load while others run; otherwise its first step waits.
+    loads, stores: what the engine's role allows.
     """
 
-    def __init__(self, cache: SharedCache, *, load_async: bool = True) -> None:
+    def __init__(
+        self, cache: SharedCache, *, load_async: bool = True, loads: bool = True, stores: bool = True
+    ) -> None:
         self._cache = cache
+        self._loads, self._stores = loads, stores
         self._block_size = cache.tokens_per_block
         self._load_async = load_async
         self._computed: dict[str, int] = {}  # request -> tokens in the engine when it was looked up
         self._planned: list[_PlannedLoad] = []
         self._loading: dict[str, list[int]] = {}  # request -> blocks that a load fills
-        self._gave_up: set[str] = (
-            set()
-        )  # requests whose load failed: looked up again, they would fail for ever
+        self._gave_up: set[str] = set()  # requests whose load failed: the next might fail as well, for ever
         self._report = StepReport()
 
     # -- loads
@@ -80,16 +82,16 @@ class SchedulerSide:
 
         At least one token is left to compute: its logits are the next token's.
         """
-        if (
-            request.request_id in self._gave_up
-            or request.skip_reading_prefix_cache
-            or not _is_cacheable(request)
-        ):
+        if not self._may_load(request):
             return 0, False
         tokens = request.all_token_ids[: request.num_tokens - 1]
         hit = self._cache.lookup(request.request_id, tokens, num_computed_tokens, namespace_of(request))
         self._computed[request.request_id] = num_computed_tokens
         return hit, self._load_async and hit > 0
+
+    def _may_load(self, request: Request) -> bool:
+        is_wanted = self._loads and not request.skip_reading_prefix_cache
+        return is_wanted and request.request_id not in self._gave_up and _is_cacheable(request)
 
     def update_state_after_alloc(
         self, request: Request, block_ids: Sequence[int], num_external_tokens: int
@@ -138,7 +140,7 @@ class SchedulerSide:
         self._computed.pop(request_id, None)
         self._gave_up.discard(request_id)
         self._cache.release(request_id)
-        if request_id in self._loading or not _is_cacheable(request):
+        if not self._stores or request_id in self._loading or not _is_cacheable(request):
             return False
         num_tokens = min(
             request.num_computed_tokens - request.num_in_flight_tokens, len(block_ids) * self._block_size

@@ -29,11 +29,6 @@ class CpuRankMemory:
         self.rank = rank
         sizes_bytes = [storage.num_bytes for storage in rank.storages]
         self._storages: list[SharedMemory] = map_storages(fds, sizes_bytes, str(rank.place))
-        try:
-            _check_views(rank)
-        except BaseException:
-            self.close()
-            raise
 
     def tensor_address(self, part: RankPart, tensor: int) -> int:
         view = part.tensors[tensor]
@@ -42,19 +37,6 @@ class CpuRankMemory:
     def close(self) -> None:
         for storage in self._storages:
             storage.close()
-
-
-def _check_views(rank: RegisterRank) -> None:
-    for part in rank.parts:
-        for view in part.tensors:
-            if not 0 <= view.storage < len(rank.storages):
-                raise ValueError(
-                    f"{rank.place}: a tensor names storage {view.storage}, {len(rank.storages)} came"
-                )
-            if min(view.offset_bytes, view.num_bytes) < 0 or (
-                view.offset_bytes + view.num_bytes > rank.storages[view.storage].num_bytes
-            ):
-                raise ValueError(f"{rank.place}: a tensor exceeds its storage: {view}")
 
 
 class _Done:

@@ -9,16 +9,17 @@ A plan is either work for the copy engine (cuda_rows.py, cuda_batch.py) or one k
 cuda_plans.py chooses.
 
 Order against the engine's own work
-    loads    an op is done when its kernel is: kernels that the engine launches after it saw the
-             result (or a layer's eventfd) see the bytes.
-    both     before it touches blocks, a kernel waits for the last record of the rank's step event, if
-             the rank registered one.  A rank without one must have synchronised the step that wrote
+    loads    an op is done when its bytes are in place: kernels that the engine launches after it saw
+             the result (or a layer's eventfd) see them.
+    both     before blocks are touched, the stream waits for the last record of the rank's step event,
+             if the rank registered one.  A rank without one must have synchronised the step that wrote
              (or still read) the blocks before the op is submitted, as engines do that read the
              step's tokens back before they finish a request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -36,38 +37,64 @@ from flexkv_radix.transfer.protocol import CudaPath, OpKind, TransferOp
 
 
 class _Launched:
-    """One rank's share of an op under way."""
+    """One rank's share of an op under way: stages that end in order, each with layers to announce."""
 
-    def __init__(self, queue: Queue, scratch: Scratch | None, group_fds: Sequence[int]) -> None:
+    def __init__(self, queue: Queue) -> None:
+        self.error: cuda_driver.CudaError | None = None
         self._queue = queue
-        self._scratch = scratch
-        self._group_fds = group_fds  # of the kernel's groups, in order
+        self._scratch: Scratch | None = None
+        self._group_fds: Sequence[int] = ()  # of a kernel's groups, in order
         self._num_signalled = 0
         self._stages: deque[tuple[int, Sequence[int]]] = deque()
 
-    def add_stage(self, fds: Sequence[int]) -> None:
+    def enqueue(self, plan: RankPlan, op: TransferOp, rank_fds: Sequence[int] | None) -> None:
+        """Queue plan's work on the active device.  If that fails, what was queued is still waited for."""
+        stream = self._queue.stream
+        try:
+            if plan.memory.step_event:
+                cuda_driver.stream_wait(stream, plan.memory.step_event)
+            if isinstance(plan.work, KernelPlan):
+                self._scratch = self._queue.take_scratch(len(op.slots), len(plan.layers))
+                self._group_fds = _pick(rank_fds, plan.layers)
+                plan.work.enqueue(op, self._scratch, stream)
+                self._add_stage(())
+                return
+            for stage in plan.work:
+                stage.work.enqueue(op, stream)
+                self._add_stage(_pick(rank_fds, stage.layers))
+        except cuda_driver.CudaError as error:
+            self.error = error
+            with contextlib.suppress(cuda_driver.CudaError):  # then nothing runs there any more
+                self._add_stage(())
+
+    def _add_stage(self, fds: Sequence[int]) -> None:
         """fds are signalled when everything queued so far is over."""
         self._stages.append((self._queue.record_event(), fds))
 
-    def is_done(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether nothing of it is under way any more, be it done or failed."""
+        try:
+            self._advance()
+        except cuda_driver.CudaError as error:  # of the context: whatever ran in it has ended
+            self.error = error
+            self._stages.clear()
+        return not self._stages
+
+    def _advance(self) -> None:
         self._queue.device.activate()
         while self._stages and cuda_driver.is_event_done(self._stages[0][0]):
             event, fds = self._stages.popleft()
             for fd in fds:
                 os.eventfd_write(fd, 1)
             self._queue.give_back_event(event)
-        self._signal_groups()
-        if not self._stages and self._scratch is not None:
-            self._queue.give_back_scratch(self._scratch)
-            self._scratch = None
-        return not self._stages
-
-    def _signal_groups(self) -> None:
-        if self._scratch is None:
+        if self._scratch is None or self.error is not None:
             return
         while self._num_signalled < len(self._group_fds) and self._scratch.announced[self._num_signalled]:
             os.eventfd_write(self._group_fds[self._num_signalled], 1)
             self._num_signalled += 1
+        if not self._stages:
+            self._queue.give_back_scratch(self._scratch)
+            self._scratch = None
 
 
 class _Transfer:
@@ -77,8 +104,14 @@ class _Transfer:
         self._launched = launched
 
     def is_done(self) -> bool:
-        num_done = sum(launched.is_done() for launched in self._launched)  # every rank is looked at
-        return num_done == len(self._launched)
+        """CudaError if a share failed, but not before all are over: nobody may still write the slots."""
+        num_over = sum(launched.is_over() for launched in self._launched)  # every rank is looked at
+        if num_over < len(self._launched):
+            return False
+        for launched in self._launched:
+            if launched.error is not None:
+                raise launched.error
+        return True
 
 
 class CudaMover:
@@ -114,22 +147,11 @@ class CudaMover:
 
     def _launch(self, plan: RankPlan, op: TransferOp, layer_fds: LayerFds) -> _Launched:
         queue = self._queues[plan.memory.device, op.kind]
-        fds = layer_fds[plan.place] if layer_fds is not None else None
+        launched = _Launched(queue)
         with queue.lock:
             queue.device.activate()
-            if plan.memory.step_event:
-                cuda_driver.stream_wait(queue.stream, plan.memory.step_event)
-            if isinstance(plan.work, KernelPlan):
-                scratch = queue.take_scratch(len(op.slots), len(plan.layers))
-                plan.work.enqueue(op, scratch, queue.stream)
-                launched = _Launched(queue, scratch, _pick(fds, plan.layers))
-                launched.add_stage(())
-                return launched
-            launched = _Launched(queue, None, ())
-            for stage in plan.work:
-                stage.work.enqueue(op, queue.stream)
-                launched.add_stage(_pick(fds, stage.layers))
-            return launched
+            launched.enqueue(plan, op, layer_fds[plan.place] if layer_fds is not None else None)
+        return launched
 
     def close(self) -> None:
         for threads in self._threads.values():

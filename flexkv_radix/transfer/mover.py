@@ -103,6 +103,8 @@ def _check_range(name: str, ids: npt.NDArray[np.integer[Any]], limit: int) -> No
 
 def place(store: MappedStore, memories: Sequence[RankMemory]) -> Placement:
     """Put every rank's part in its place; ValueError unless they fit their tensors and fill the slots."""
+    for memory in memories:
+        _check_views(memory.rank)
     by_place = {memory.rank.place: memory for memory in memories}
     parts: dict[ComponentType, list[PlacedPart]] = {}
     for rank in place_ranks([memory.rank for memory in memories]):
@@ -115,3 +117,16 @@ def place(store: MappedStore, memories: Sequence[RankMemory]) -> Placement:
             check_segments(placed.part.segments, placed.part.num_blocks, tensor_bytes, slot_bytes)
         check_cover([placed.part.segments for placed in placed_parts if placed.part.stores], slot_bytes)
     return Placement(store, parts)
+
+
+def _check_views(rank: RegisterRank) -> None:
+    for part in rank.parts:
+        for view in part.tensors:
+            if not 0 <= view.storage < len(rank.storages):
+                raise ValueError(
+                    f"{rank.place}: a tensor names storage {view.storage}, {len(rank.storages)} came"
+                )
+            if min(view.offset_bytes, view.num_bytes) < 0 or (
+                view.offset_bytes + view.num_bytes > rank.storages[view.storage].num_bytes
+            ):
+                raise ValueError(f"{rank.place}: a tensor exceeds its storage: {view}")

@@ -94,7 +94,8 @@ class Worker:
         paths = [socket_path(self._config.register_endpoint)]
         paths += [socket_path(at.path) for at in self._config.layerwise_sockets]
         for path in paths:
-            os.unlink(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     # -- the engine
 

@@ -18,7 +18,8 @@ def test_readme_example_runs_twice(shm_name: str, tmp_path: Path) -> None:
     assert '"/flexkv"' in example
     script = tmp_path / "example.py"
     script.write_text(example.replace("/flexkv", shm_name) + "print(hit.full_hit)\nclient.close()\n")
-    with Daemon(shm_name, "--data-bytes", "1M"):
+    with Daemon(shm_name, "--data-bytes", "1M") as daemon:
+        daemon.wait_log("Waiting for a client's geometry")
         for hit in ("0\n", "3\n"):
             done = subprocess.run(
                 [sys.executable, "-W", "error", script],

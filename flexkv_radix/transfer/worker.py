@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from flexkv_radix.transfer.crew import Crew
+from flexkv_radix.transfer.roster import Roster
 from flexkv_radix.transfer.lane import Lane
 from flexkv_radix.transfer.mapping import MappedStore
 from flexkv_radix.transfer.mover import Mover, Placement, RankMemory
@@ -66,14 +66,14 @@ class Worker:
         listener = listen(config.register_endpoint)
         self._lanes = {kind: Lane(kind, self._report) for kind in OpKind}
         self._device_marked = threading.Event()
-        self._crew = Crew(
+        self._roster = Roster(
             MappedStore(config.store), config.num_ranks, self._signals, self._new_mover, self._drain
         )
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._watch(engine.sock, self._serve_engine)
         self._watch(listener, functools.partial(self._accept, listener, self._add_rank))
-        self._watch(self._crew.wake_fd, self._take_mover)
+        self._watch(self._roster.wake_fd, self._take_mover)
         for sock, pp_rank in self._signals.listeners:
             serve = functools.partial(self._add_eventfds, pp_rank)
             self._watch(sock, functools.partial(self._accept, sock, serve))
@@ -104,7 +104,7 @@ class Worker:
             match message:
                 case Submit(ops=ops):
                     for op in ops:
-                        self._lanes[op.kind].submit(op, self._crew.equipment)
+                        self._lanes[op.kind].submit(op, self._roster.equipment)
                 case DeviceMarked():
                     self._device_marked.set()
                 case Stop():
@@ -142,7 +142,7 @@ class Worker:
             channel.close()
             return
         try:
-            self._crew.add(channel, _map_rank(rank, fds))
+            self._roster.add(channel, _map_rank(rank, fds))
         except Exception as error:
             _reply(channel, str(error))
             raise
@@ -156,11 +156,11 @@ class Worker:
         channel.receive_available()
         if not channel.is_open:
             self._selector.unregister(channel.sock)
-            self._crew.remove(channel)
+            self._roster.remove(channel)
             channel.close()
 
     def _take_mover(self) -> None:
-        if self._crew.take_mover():
+        if self._roster.take_mover():
             self._send(Ready())
 
     def _drain(self) -> None:

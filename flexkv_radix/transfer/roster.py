@@ -22,7 +22,7 @@ from flexkv_radix.transfer.signals import LayerSignals
 from flexkv_radix.transfer.wire import Channel
 
 
-class Crew:
+class Roster:
     """Owned by the worker's loop, which calls take_mover() when `wake_fd` is readable.
 
     make_mover is called on a thread of its own.  drain returns when no op is under way.

@@ -23,7 +23,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from flexkv_radix.transfer.roster import Roster
 from flexkv_radix.transfer.lane import Lane
 from flexkv_radix.transfer.mapping import MappedStore
 from flexkv_radix.transfer.mover import Mover, Placement, RankMemory
@@ -44,6 +43,7 @@ from flexkv_radix.transfer.protocol import (
     Submit,
     TransferConfig,
 )
+from flexkv_radix.transfer.roster import Roster
 from flexkv_radix.transfer.signals import LayerSignals
 from flexkv_radix.transfer.wire import Channel, close_fds, listen, receive_fds, socket_path
 

@@ -141,32 +141,37 @@ int rs_allocate(rs_client *c, uint32_t component, uint32_t n, int32_t *out, uint
 
 /* -- recycle -------------------------------------------------------------------------------- */
 
-/* Every slot is this client's, and none is named twice. */
-static int check_slots(rs_client *c, uint32_t component, const int32_t *slots, uint32_t n)
+/* Slots as allocate hands them out: ascending, so that none is named twice. */
+static bool ascending(const int32_t *slots, uint32_t n)
 {
-    uint64_t *marks = c->marks[component];
-    int rc = RS_OK;
+    for (uint32_t i = 1; i < n; i++)
+        if (slots[i] <= slots[i - 1])
+            return false;
+    return true;
+}
+
+/* slots are in range. */
+static bool any_twice(uint64_t *marks, const int32_t *slots, uint32_t n)
+{
+    bool twice = false;
     uint32_t i = 0;
-    for (; i < n && rc == RS_OK; i++) {
-        if (!rs_slot_is_mine(&c->v, component, slots[i])) {
-            rc = RS_ENOTOWNER;
-            break;
-        }
+    for (; i < n && !twice; i++) {
         uint64_t bit = 1ull << (slots[i] % 64);
-        if (marks[slots[i] / 64] & bit)
-            rc = RS_EDUPLICATE;
+        twice = marks[slots[i] / 64] & bit;
         marks[slots[i] / 64] |= bit;
     }
     while (i-- > 0)
         marks[slots[i] / 64] = 0;
-    return rc;
+    return twice;
 }
 
 int rs_check_slots(rs_client *c, uint32_t component, const int32_t *slots, uint32_t n)
 {
     if (!rs_has(&c->v, component))
         return RS_ENOCOMPONENT;
-    return n > c->v.pool[component].capacity ? RS_EDUPLICATE : check_slots(c, component, slots, n);
+    if (!rs_slots_are_mine(&c->v, component, slots, n))
+        return RS_ENOTOWNER;
+    return ascending(slots, n) || !any_twice(c->marks[component], slots, n) ? RS_OK : RS_EDUPLICATE;
 }
 
 static int recycle_batches(rs_client *c, uint32_t component, const int32_t *slots, uint32_t n, uint32_t *num_done)
@@ -176,9 +181,7 @@ static int recycle_batches(rs_client *c, uint32_t component, const int32_t *slot
         int rc = rs_verb_begin(c);
         if (rc != RS_OK)
             return rc;
-        bool mine = true;
-        for (uint32_t i = 0; i < num; i++)
-            mine = mine && rs_slot_is_mine(&c->v, component, slots[*num_done + i]);
+        bool mine = rs_slots_are_mine(&c->v, component, slots + *num_done, num);
         if (mine)
             rs_unstage_locked(&c->v, c->v.me, component, slots + *num_done, num);
         rc = rs_verb_end(c, mine ? RS_OK : RS_ENOTOWNER);

@@ -152,6 +152,31 @@ static inline void rs_log(rs_view *v, const volatile void *p, uint64_t size, uin
     atomic_signal_fence(memory_order_seq_cst);
 }
 
+/* The same for many words at once: their entries, then one length, then (by the caller) all the data.
+ * NULL: no room, which marks the batch for roll back; nothing may be stored then. */
+static inline rs_jentry_shm *rs_log_begin(rs_view *v, uint32_t num_words)
+{
+    uint32_t n = rs_ld(&v->hdr->journal_len);
+    if (n <= v->plan.journal_capacity && num_words <= v->plan.journal_capacity - n)
+        return &v->journal[n];
+    v->corrupt = true;
+    return NULL;
+}
+
+static inline rs_jentry_shm *rs_log_word(rs_jentry_shm *e, const uint8_t *base, const volatile void *p, uint64_t size,
+                                         uint64_t old)
+{
+    rs_raw(&e->where, (uint64_t)((const volatile uint8_t *)p - base) << 4 | size);
+    rs_raw(&e->old, old);
+    return e + 1;
+}
+
+static inline void rs_log_end(rs_view *v, const rs_jentry_shm *e)
+{
+    atomic_store_explicit(&v->hdr->journal_len, (uint32_t)(e - v->journal), memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
 #define RS_DEFINE_SET(name, type, ctype)                                                          \
     static inline void name(rs_view *v, type *p, ctype x)                                         \
     {                                                                                             \
@@ -179,11 +204,14 @@ RS_HIDDEN void rs_unstage_locked(rs_view *v, uint32_t owner, uint32_t component,
 RS_HIDDEN void rs_published_locked(rs_view *v, uint32_t component, uint32_t n);
 /* PUBLISHED -> FREE of one slot. */
 RS_HIDDEN void rs_slot_free_locked(rs_view *v, uint32_t component, rs_slot s);
-RS_HIDDEN bool rs_slot_is_mine(const rs_view *v, uint32_t component, int32_t s);
+/* Every slot is staged by v->me. */
+RS_HIDDEN bool rs_slots_are_mine(const rs_view *v, uint32_t component, const int32_t *slots, uint32_t n);
 
 /* -- events.c -------------------------------------------------------------------------------- */
 RS_HIDDEN void rs_event_locked(rs_view *v, uint32_t kind, uint32_t reason, uint32_t component,
                                uint64_t hash, rs_slot parent);
+/* STORED for a chain of n FULL blocks below parent. */
+RS_HIDDEN void rs_events_stored_locked(rs_view *v, const uint64_t *hashes, uint32_t n, rs_slot parent);
 
 /* -- evict.c: eviction lists and the policies over them (knows lists, not trees) -------------- */
 RS_HIDDEN uint32_t rs_policy_levels(uint32_t policy);
@@ -217,9 +245,9 @@ RS_HIDDEN int rs_walk_path(const rs_view *v, rs_walk *w);
 RS_HIDDEN bool rs_walk_current(const rs_view *v, const rs_walk *w);
 RS_HIDDEN uint32_t rs_bucket(const rs_view *v, uint64_t hash);
 RS_HIDDEN rs_slot rs_lookup_locked(rs_view *v, uint64_t hash, rs_slot parent);
-/* Link a STAGED slot under parent (slot or root) and publish it.  Lists are the caller's: parent has
- * left them, and s has not entered. */
-RS_HIDDEN void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent);
+/* Link n (<= RS_BATCH) STAGED slots as a chain under parent (slot or root) and publish them.  Lists are
+ * the caller's: parent has left them, and the last slot has not entered. */
+RS_HIDDEN void rs_link_locked(rs_view *v, const int32_t *slots, const uint64_t *hashes, uint32_t n, rs_slot parent);
 /* Unlink an unpinned leaf that is in no list and has no side slots, and free its slot.  Returns its parent. */
 RS_HIDDEN rs_slot rs_unlink_locked(rs_view *v, rs_slot s, uint32_t reason);
 /* True for an unpinned leaf: what the FULL lists hold (I10).  s is PUBLISHED. */

@@ -29,6 +29,29 @@ void rs_event_locked(rs_view *v, uint32_t kind, uint32_t reason, uint32_t compon
     atomic_store_explicit(&e->number, v->ev_pos, memory_order_release);
 }
 
+void rs_events_stored_locked(rs_view *v, const uint64_t *hashes, uint32_t n, rs_slot parent)
+{
+    rs_event_shm *events = v->events;
+    uint64_t mask = v->plan.event_capacity - 1, position = v->ev_pos, me = v->me & 0xffff;
+    uint64_t has_parent = parent < v->pool[RS_FULL].capacity, parent_hash = has_parent ? rs_ld(&v->node[parent].hash) : 0;
+    uint64_t incarnation = me < v->config.max_clients ? rs_ld(&v->clients[me].incarnation) : 0;
+    if (v->plan.event_capacity == 0)
+        return;
+    for (uint32_t i = 0; i < n; i++) {
+        rs_event_shm *e = &events[position++ & mask];
+        rs_raw(&e->number, 0);
+        atomic_thread_fence(memory_order_release); /* as in rs_event_locked() */
+        rs_raw(&e->hash, hashes[i]);
+        rs_raw(&e->parent_hash, parent_hash);
+        rs_raw(&e->what, RS_EVENT_STORED | (uint64_t)RS_FULL << 16 | has_parent << 24 | me << 32);
+        rs_raw(&e->incarnation, incarnation);
+        atomic_store_explicit(&e->number, position, memory_order_release);
+        has_parent = 1;
+        parent_hash = hashes[i];
+    }
+    v->ev_pos = position;
+}
+
 uint64_t rs_event_head(const rs_client *c) { return rs_ld_acq(&c->v.hdr->ev_head); }
 
 /* Copy entry `position`; false when it is not (or no longer) there. */

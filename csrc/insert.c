@@ -67,19 +67,12 @@ static int reject(job *j, uint32_t error, uint32_t done)
 
 static bool stale(const rs_view *v, uint32_t component, const int32_t *slots, uint32_t n)
 {
+    const rs_a8 *gen = v->pool[component].gen;
     uint32_t root = rs_ld(&v->hdr->current_root);
     for (uint32_t i = 0; i < n; i++)
-        if (rs_ld(&v->pool[component].gen[slots[i]]) != root)
+        if (rs_ld(&gen[slots[i]]) != root)
             return true;
     return false;
-}
-
-static bool all_mine(const rs_view *v, uint32_t component, const int32_t *slots, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (!rs_slot_is_mine(v, component, slots[i]))
-            return false;
-    return true;
 }
 
 /* Make w exact under the lock. */
@@ -112,14 +105,9 @@ static uint32_t link_run_locked(job *j, progress *p, const int32_t *slots, uint3
     rs_view *v = &j->c->v;
     if (!RS_IS_ROOT(p->at) && rs_evictable(v, p->at))
         rs_leave_locked(v, RS_FULL, p->at);
-    for (uint32_t i = 0; i < num; i++) /* buckets are scattered: let their misses overlap */
-        __builtin_prefetch((const void *)&v->bucket[rs_bucket(v, j->hashes[p->depth + i])], 1);
-    for (uint32_t i = 0; i < num; i++) {
-        rs_slot s = (rs_slot)slots[i];
-        rs_link_locked(v, s, j->hashes[p->depth], p->at);
-        p->at = s;
-        p->depth++;
-    }
+    rs_link_locked(v, slots, j->hashes + p->depth, num, p->at);
+    p->at = (rs_slot)slots[num - 1];
+    p->depth += num;
     rs_published_locked(v, RS_FULL, num);
     finish_leaf_locked(v, p->at);
     j->out->num_inserted += num;
@@ -165,7 +153,7 @@ static int full_batch(job *j, rs_walk *w, bool walked, progress *p, uint32_t *wh
     rs_view *v = &j->c->v;
     const int32_t *slots = j->slots + p->done;
     uint32_t num = rs_min(j->m - p->done, RS_BATCH);
-    if (!all_mine(v, RS_FULL, slots, num))
+    if (!rs_slots_are_mine(v, RS_FULL, slots, num))
         return RS_ENOTOWNER;
     if (stale(v, RS_FULL, slots, num)) {
         *why = RS_INSERT_STALE_GENERATION;
@@ -250,7 +238,7 @@ static int insert_full(job *j)
 static int side_batch(job *j, rs_walk *w, bool walked, uint32_t *why)
 {
     rs_view *v = &j->c->v;
-    if (!all_mine(v, j->component, j->slots, j->m))
+    if (!rs_slots_are_mine(v, j->component, j->slots, j->m))
         return RS_ENOTOWNER;
     if (stale(v, j->component, j->slots, j->m)) {
         *why = RS_INSERT_STALE_GENERATION;
@@ -282,7 +270,7 @@ static int skip_before_window(job *j)
         int rc = rs_verb_begin(j->c);
         if (rc != RS_OK)
             return rc;
-        bool mine = all_mine(&j->c->v, j->component, j->slots + done, num);
+        bool mine = rs_slots_are_mine(&j->c->v, j->component, j->slots + done, num);
         if (mine && !(j->flags & RS_INSERT_KEEP_UNUSED))
             rs_unstage_locked(&j->c->v, j->c->v.me, j->component, j->slots + done, num);
         rc = rs_verb_end(j->c, mine ? RS_OK : RS_ENOTOWNER);

@@ -182,9 +182,15 @@ void rs_slot_free_locked(rs_view *v, uint32_t component, rs_slot s)
     rs_add32(v, &p->shm->num_published, -1);
 }
 
-bool rs_slot_is_mine(const rs_view *v, uint32_t component, int32_t s)
+bool rs_slots_are_mine(const rs_view *v, uint32_t component, const int32_t *slots, uint32_t n)
 {
-    const rs_pool_view *p = &v->pool[component];
-    return s >= 0 && (uint32_t)s < p->capacity && rs_ld(&p->state[s]) == RS_SLOT_STAGED &&
-           rs_ld(&p->owner[s]) == v->me;
+    const rs_a8 *state = v->pool[component].state;
+    const rs_a16 *owner = v->pool[component].owner;
+    uint32_t capacity = v->pool[component].capacity, me = v->me;
+    for (uint32_t i = 0; i < n; i++) {
+        rs_slot s = (rs_slot)slots[i];
+        if (s >= capacity || rs_ld(&state[s]) != RS_SLOT_STAGED || rs_ld(&owner[s]) != me)
+            return false;
+    }
+    return true;
 }

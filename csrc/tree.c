@@ -246,25 +246,77 @@ rs_slot rs_lookup_locked(rs_view *v, uint64_t hash, rs_slot parent)
     return s;
 }
 
-void rs_link_locked(rs_view *v, rs_slot s, uint64_t hash, rs_slot parent)
+/* Words that linking one block changes: state, parent, bucket, and the parent's child and num_children
+ * (a root's refs are one word). */
+#define LINK_WORDS 5u
+
+/* Journal what linking a chain of n slots will change.  false: no room. */
+static bool log_links(rs_view *v, const int32_t *slots, const uint32_t *buckets, uint32_t n, rs_slot parent)
 {
-    rs_a32 *bucket = &v->bucket[rs_bucket(v, hash)];
-    if (!RS_PLANTED(LATE_HASH))
-        rs_raw(&v->node[s].hash, hash);
-    rs_raw(&v->node[s].next, rs_ld(bucket));
-    rs_raw(&v->last_access[s], rs_ld(&v->hdr->clock));
-    rs_set8(v, &v->pool[RS_FULL].state[s], RS_SLOT_PUBLISHED);
-    rs_set32(v, &v->node[s].parent, parent); /* R1: last of the fields */
-    if (RS_PLANTED(LATE_HASH))
-        rs_raw(&v->node[s].hash, hash);
-    rs_set32(v, bucket, s);
-    if (RS_IS_ROOT(parent)) {
-        rs_add32(v, &v->hdr->root_refs[parent - RS_ROOT_BASE], 1);
-    } else {
-        rs_set32(v, &v->child[parent], s);
-        rs_add32(v, &v->num_children[parent], 1);
+    const rs_node_shm *node = v->node;
+    const rs_a32 *bucket = v->bucket, *child = v->child, *num_children = v->num_children;
+    const rs_a8 *state = v->pool[RS_FULL].state;
+    const uint8_t *base = v->base;
+    rs_jentry_shm *e = rs_log_begin(v, n * LINK_WORDS);
+    if (!e)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        rs_slot s = (rs_slot)slots[i];
+        const rs_a32 *head = &bucket[buckets[i]];
+        e = rs_log_word(e, base, &state[s], 1, rs_ld(&state[s]));
+        e = rs_log_word(e, base, &node[s].parent, 4, rs_ld(&node[s].parent));
+        e = rs_log_word(e, base, head, 4, rs_ld(head));
+        if (RS_IS_ROOT(parent)) {
+            const rs_a32 *refs = &v->hdr->root_refs[parent - RS_ROOT_BASE];
+            e = rs_log_word(e, base, refs, 4, rs_ld(refs));
+        } else {
+            e = rs_log_word(e, base, &child[parent], 4, rs_ld(&child[parent]));
+            e = rs_log_word(e, base, &num_children[parent], 4, rs_ld(&num_children[parent]));
+        }
+        parent = s;
     }
-    rs_event_locked(v, RS_EVENT_STORED, RS_REASON_NONE, RS_FULL, hash, parent);
+    rs_log_end(v, e);
+    return true;
+}
+
+/* The stores, journaled by log_links().  Readers may meet each as soon as it is made. */
+static void store_link(rs_view *v, rs_slot s, uint64_t hash, rs_a32 *head, rs_slot parent, uint32_t now)
+{
+    rs_node_shm *node = &v->node[s];
+    if (!RS_PLANTED(LATE_HASH))
+        rs_raw(&node->hash, hash);
+    rs_raw(&node->next, rs_ld(head));
+    rs_raw(&v->last_access[s], now);
+    rs_raw(&v->pool[RS_FULL].state[s], RS_SLOT_PUBLISHED);
+    atomic_store_explicit(&node->parent, parent, memory_order_release); /* R1: last of the fields */
+    if (RS_PLANTED(LATE_HASH))
+        rs_raw(&node->hash, hash);
+    atomic_store_explicit(head, s, memory_order_release);
+    if (RS_IS_ROOT(parent)) {
+        rs_a32 *refs = &v->hdr->root_refs[parent - RS_ROOT_BASE];
+        rs_raw(refs, rs_ld(refs) + 1);
+    } else {
+        atomic_store_explicit(&v->child[parent], s, memory_order_release);
+        rs_raw(&v->num_children[parent], rs_ld(&v->num_children[parent]) + 1);
+    }
+}
+
+void rs_link_locked(rs_view *v, const int32_t *slots, const uint64_t *hashes, uint32_t n, rs_slot parent)
+{
+    uint32_t buckets[RS_BATCH], bits = v->plan.bucket_bits, now = rs_ld(&v->hdr->clock);
+    const rs_a32 *bucket = v->bucket;
+    for (uint32_t i = 0; i < n; i++) { /* buckets are scattered: let their misses overlap */
+        buckets[i] = bucket_of(hashes[i], bits);
+        __builtin_prefetch((const void *)&bucket[buckets[i]], 1);
+    }
+    if (!log_links(v, slots, buckets, n, parent))
+        return;
+    rs_events_stored_locked(v, hashes, n, parent);
+    for (uint32_t i = 0; i < n; i++) {
+        rs_slot s = (rs_slot)slots[i];
+        store_link(v, s, hashes[i], &v->bucket[buckets[i]], parent, now);
+        parent = s;
+    }
 }
 
 static void unchain(rs_view *v, rs_slot s)

@@ -101,20 +101,20 @@ class Driver:
         try:
             self._link.submit(ops)
         except (TransferDied, RuntimeError) as error:
-            with self._table.changed:
+            with self._table.lock:
                 for op in ops:
                     self._submitted.pop(op.op_id, None)
                 for entry in entries:
                     self._settle(entry, entry.task.fail(str(error), time.monotonic()))
             return
-        with self._table.changed:
+        with self._table.lock:
             for entry in entries:
                 entry.task.submitted()
 
     def add_job(self, entry: Entry) -> None:
         """Await the pull job of a running task."""
         if not self._finish_job(entry):
-            with self._table.changed:
+            with self._table.lock:
                 self._jobs.append(entry)
 
     def cancel(self, entry: Entry) -> None:
@@ -184,7 +184,7 @@ class Driver:
             self._on_change()
 
     def _take(self, result: OpResult) -> None:
-        with self._table.changed:
+        with self._table.lock:
             submitted = self._submitted.pop(result.op_id, None)
             if submitted is None:
                 return
@@ -206,7 +206,7 @@ class Driver:
         except RadixError as radix_error:
             error = str(radix_error)
         finally:  # whatever happened: who waits gets an answer
-            with self._table.changed:
+            with self._table.lock:
                 entry.task.settled(error, time.monotonic())
                 self._ended(entry)
 
@@ -234,7 +234,7 @@ class Driver:
                 task.set_moved(Blocks(0, job.wait(0.0).common_hit))
             except (RadixError, TimeoutError) as failure:
                 error = str(failure)
-        with self._table.changed:
+        with self._table.lock:
             settle = task.transfer_done(error, time.monotonic())
             if settle is Settle.COMMIT:
                 task.settled("", time.monotonic())
@@ -244,7 +244,7 @@ class Driver:
         return True
 
     def _sweep(self, now_s: float) -> None:
-        with self._table.changed:
+        with self._table.lock:
             for entry in self._table.expire(now_s):
                 logger.warning("task %d was matched but never launched: cancelled", entry.task.task_id)
                 self.cancel(entry)
@@ -255,7 +255,7 @@ class Driver:
     def _close(self) -> None:
         self._link.stop_worker()
         deadline_s = time.monotonic() + _QUARANTINE_S
-        with self._table.changed:
+        with self._table.lock:
             self.tier = None
             self._submitted.clear()
             for entry in self._table.unfinished():

@@ -24,20 +24,17 @@ class TaskKind(IntEnum):
     PREFETCH = 2
 
 
-class TaskState(Enum):
-    UNREADY = auto()  # matched, waits for the engine's blocks
-    READY = auto()  # bound to the engine's blocks
-    RUNNING = auto()
-    COMPLETED = auto()
-    FAILED = auto()
-    CANCELLED = auto()
+class TaskState(IntEnum):
+    UNREADY = 0  # matched, waits for the engine's blocks
+    READY = 1  # bound to the engine's blocks
+    RUNNING = 2
+    COMPLETED = 3  # this one and those behind it are terminal
+    FAILED = 4
+    CANCELLED = 5
 
     @property
     def is_terminal(self) -> bool:
-        return self in _TERMINAL
-
-
-_TERMINAL = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED})
+        return self >= TaskState.COMPLETED
 
 
 class Settle(Enum):

@@ -35,15 +35,12 @@ class Matched:
 def match_get(tier: CacheEngineRadixShmem, hashes: Hashes, wanted: Blocks, *, swa: bool) -> Matched:
     """Find and pin what a load can have of the wanted blocks.  RadixError passes through."""
     match = tier.match(hashes, swa=swa and tier.swa_window_blocks > 0)
-    result = Matched(Hold([match]), hit=match.common_hit)
-    plan = plan_get(wanted, match.common_hit, match.slots, match.swa_start, match.swa_slots)
-    if not len(plan.blocks):
-        result.hold.give_back()
-        return result
-    full = Transfer(OpKind.H2D, ComponentType.FULL, plan.full)
-    result.transfers = (full, Transfer(OpKind.H2D, ComponentType.SWA, plan.swa)) if len(plan.swa) else (full,)
-    result.blocks, result.needs_launch = plan.blocks, True
-    return result
+    hit = match.common_hit
+    plan = plan_get(wanted, hit, match.slots, match.swa_start, match.swa_slots)
+    if not plan.transfers:
+        match.release()
+        return Matched(Hold(), NO_BLOCKS, (), hit)
+    return Matched(Hold([match]), plan.blocks, plan.transfers, hit, needs_launch=True)
 
 
 def match_put(tier: CacheEngineRadixShmem, hashes: Hashes, wanted: Blocks, *, swa: bool) -> Matched:

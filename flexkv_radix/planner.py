@@ -82,11 +82,10 @@ class Transfer:
 
 @dataclass(slots=True)
 class GetPlan:
-    """blocks move from `full`; the last of them also from `swa`, if the match had a window."""
+    """blocks move by transfers: FULL for all of them, SWA for the last if the match had a window."""
 
     blocks: Blocks
-    full: Slots
-    swa: Slots
+    transfers: tuple[Transfer, ...]
 
 
 @dataclass(slots=True)
@@ -108,10 +107,12 @@ def plan_get(wanted: Blocks, common_hit: int, full_slots: Slots, swa_start: int,
     """
     blocks = wanted.below(common_hit)
     if not len(blocks):
-        return GetPlan(NO_BLOCKS, NO_SLOTS, NO_SLOTS)
-    if len(swa_slots):
-        swa_slots = swa_slots[max(0, blocks.start - swa_start) :]
-    return GetPlan(blocks, blocks.pick(full_slots), swa_slots)
+        return GetPlan(NO_BLOCKS, ())
+    full = Transfer(OpKind.H2D, ComponentType.FULL, blocks.pick(full_slots))
+    window = swa_slots[max(0, blocks.start - swa_start) :] if len(swa_slots) else NO_SLOTS
+    if not len(window):
+        return GetPlan(blocks, (full,))
+    return GetPlan(blocks, (full, Transfer(OpKind.H2D, ComponentType.SWA, window)))
 
 
 def plan_put(wanted: Blocks, num_blocks: int, full_hit: int) -> PutPlan:

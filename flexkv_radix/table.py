@@ -49,10 +49,11 @@ class Entry:
 
 
 class TaskTable:
-    """Entries by task id.  Everything but new_id, answers and wait wants `changed` held."""
+    """Entries by task id.  Everything but new_id, answers and wait wants `lock` held."""
 
     def __init__(self, ttl_s: float) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
         self._ids = itertools.count(1)
         self._entries: dict[int, Entry] = {}
         self._ended: deque[tuple[float, int]] = deque()  # terminal tasks, oldest first
@@ -66,11 +67,12 @@ class TaskTable:
         return next(self._ids)
 
     def add(self, entry: Entry) -> None:
-        self._entries[entry.task.task_id] = entry
-        if entry.task.state.is_terminal:
+        task = entry.task
+        self._entries[task.task_id] = entry
+        if task.state is TaskState.UNREADY:
+            self._unlaunched.append((task.created_s, task.task_id))
+        elif task.state.is_terminal:
             self.note_end(entry)
-        elif entry.task.state is TaskState.UNREADY:
-            self._unlaunched.append((entry.task.created_s, entry.task.task_id))
 
     def get(self, task_id: int) -> Entry | None:
         return self._entries.get(task_id)
@@ -86,7 +88,7 @@ class TaskTable:
         self._ended.append((entry.task.finished_s, entry.task.task_id))
         if len(self._ended) > _MAX_ENDED:
             self._entries.pop(self._ended.popleft()[1], None)
-        self.changed.notify_all()
+        self._changed.notify_all()
 
     def expire(self, now_s: float) -> list[Entry]:
         """Forget terminal tasks older than the time to live; returns unlaunched ones that are."""
@@ -102,16 +104,16 @@ class TaskTable:
 
     def answers(self, task_ids: Iterable[int]) -> tuple[dict[int, Answer], list[int]]:
         """(answers of tasks that do not run, ids of those that do)."""
-        with self.changed:
+        with self.lock:
             return self._answers(task_ids)
 
     def wait(self, task_ids: Iterable[int], timeout_s: float) -> dict[int, Answer]:
         """Answers for all task_ids; TIMEOUT for those that still run after timeout_s."""
         deadline_s = time.monotonic() + timeout_s
-        with self.changed:
+        with self.lock:
             answers, running = self._answers(task_ids)
             while running and (left_s := deadline_s - time.monotonic()) > 0:
-                self.changed.wait(left_s)
+                self._changed.wait(left_s)
                 more, running = self._answers(running)
                 answers |= more
         return answers | dict.fromkeys(running, Answer(KVResponseStatus.TIMEOUT))

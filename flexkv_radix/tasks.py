@@ -93,15 +93,18 @@ class KVTaskEngine:
         self, hashes: Hashes, num_tokens: int, wanted: Blocks, *, swa: bool = False
     ) -> tuple[int, Blocks]:
         """Match and pin; the task waits for launch() with the blocks returned; without any it is over."""
-        task_id, matched, tier = self._table.new_id(), Matched(), self.tier
+        matched, tier = None, self._driver.tier
         if tier is not None and len(hashes):
             try:
                 matched = match_get(tier, hashes, wanted, swa=swa)
             except RadixError as error:
                 self._match_failed(error)
-        with self._table.changed:
-            self.metrics.hit_blocks += matched.hit
-            self.metrics.miss_blocks += len(hashes) - matched.hit
+        if matched is None:
+            matched = Matched()
+        task_id, metrics = self._table.new_id(), self.metrics
+        with self._table.lock:
+            metrics.hit_blocks += matched.hit
+            metrics.miss_blocks += len(hashes) - matched.hit
             self._add(task_id, TaskKind.GET, num_tokens, matched)
         return task_id, matched.blocks
 
@@ -122,7 +125,7 @@ class KVTaskEngine:
                 self._match_failed(radix_error)
         if matched.num_missing and not matched.needs_launch:
             error = f"no slot for any of {matched.num_missing} blocks: everything is pinned or staged"
-        with self._table.changed:
+        with self._table.lock:
             self.metrics.allocated_blocks += matched.num_taken
             self.metrics.no_space_blocks += matched.num_missing
             self._add(task_id, TaskKind.PUT, num_tokens, matched, error)
@@ -138,7 +141,7 @@ class KVTaskEngine:
                 matched = Matched(Hold(job=job), needs_launch=True)
             except (RadixError, TimeoutError) as pull_error:
                 error = str(pull_error)
-        with self._table.changed:
+        with self._table.lock:
             entry = self._add(task_id, TaskKind.PREFETCH, num_tokens, matched, error)
             if matched.needs_launch:
                 entry.task.launched(1)
@@ -178,7 +181,7 @@ class KVTaskEngine:
         Returns the ids to wait for.  ValueError, and nothing changed, for an unknown task, one launched
         before, lengths that do not fit, or a batch of GETs and PUTs.
         """
-        with self._table.changed:
+        with self._table.lock:
             entries = self._launchable(launches, as_batch)
             bound = [self._bind(entry, launch) for entry, launch in zip(entries, launches, strict=True)]
             if as_batch and len(entries) > 1:
@@ -243,14 +246,14 @@ class KVTaskEngine:
 
     def cancel(self, task_ids: Sequence[int]) -> None:
         """Unlaunched tasks end now, running ones with their transfers; others stay as they are."""
-        with self._table.changed:
+        with self._table.lock:
             for task_id in task_ids:
                 if (entry := self._table.get(task_id)) is not None:
                     self._driver.cancel(entry)
 
     def cancel_all(self) -> None:
         """Cancel whatever is not over."""
-        with self._table.changed:
+        with self._table.lock:
             for entry in self._table.unfinished():
                 self._driver.cancel(entry)
 

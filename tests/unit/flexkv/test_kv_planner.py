@@ -49,9 +49,12 @@ def test_get_moves_the_wanted_blocks_below_the_hit(ids: set[int], hit: int, wind
     plan = plan_get(blocks_of(ids), hit, full, swa_start, swa)
     moved = sorted(i for i in ids if i < hit)
     assert listed(plan.blocks) == moved
-    assert plan.full.tolist() == [i + 1000 for i in moved]
     first = moved[0] if moved else hit
-    assert plan.swa.tolist() == [i + 2000 for i in range(max(first, swa_start), hit)]
+    expected = {
+        FULL: [i + 1000 for i in moved],
+        SWA: [i + 2000 for i in range(max(first, swa_start), hit)],
+    }
+    assert {t.component: t.slots.tolist() for t in plan.transfers} == {k: v for k, v in expected.items() if v}
 
 
 @given(block_sets, st.integers(0, 31), st.integers(0, 31), st.integers(0, 31))

@@ -42,6 +42,7 @@ _NOT_APPLICABLE = {
         ("evict_ratio", "evict_start_threshold", "hit_reward_seconds", "eviction_policy"),
         "eviction is set up at the radix-server (--evict-policy, --background-evict-ratio)",
     ),
+    "log_level": "log records go to the engine's own logging, under `flexkv_radix`",
     **dict.fromkeys(
         ("index_accel", "use_ce_transfer_h2d", "use_ce_transfer_d2h", "transfer_num_cta_h2d",
          "transfer_num_cta_d2h", "use_hugepage_cpu_buffer", "use_hugepage_tmp_buffer", "hugepage_size_bytes",
@@ -49,6 +50,9 @@ _NOT_APPLICABLE = {
         "it is chosen by measurement here",
     ),
 }  # fmt: skip
+
+# Variables that are not read here: the name of the YAML file, and what engines' adapters read themselves.
+_READ_ELSEWHERE = ("config_path", "layerwise_eventfd_connect_max_retries")
 
 
 class FlexKVSettings(BaseSettings):
@@ -138,7 +142,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 def _warn_about_environment(environ: Mapping[str, str]) -> None:
     for variable in environ:
         name = variable.removeprefix(_PREFIX).lower()
-        if not variable.startswith(_PREFIX) or name == "config_path" or name in FlexKVSettings.model_fields:
+        if not variable.startswith(_PREFIX) or name in _READ_ELSEWHERE or name in FlexKVSettings.model_fields:
             continue
         if name in _NOT_APPLICABLE:
             warn_once(f"{variable} has no effect: {_NOT_APPLICABLE[name]}")
@@ -157,3 +161,16 @@ def _nearest(name: str, prefix: str = "") -> str:
 def warn_once(message: str) -> None:
     """Log message as a warning, but only the first time in this process."""
     logger.warning("%s", message)
+
+
+def settings_table() -> str:
+    """The rows of docs/flexkv.md: one for each setting."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in FlexKVSettings.model_fields.items():
+        default = "" if field.default == "" else f"`{field.default}`"
+        rows.append(f"| `{_PREFIX}{name.upper()}` | {default} | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(settings_table(), end="")  # noqa: T201 - what it is for

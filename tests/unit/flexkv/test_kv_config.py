@@ -10,7 +10,7 @@ import torch
 
 from flexkv_radix import CacheConfig, LayerGroupSpec, ModelConfig, RankInfo, SWAPoolConfig, expected_geometry
 from flexkv_radix.config import dtype_itemsize, register_endpoint
-from flexkv_radix.settings import FlexKVSettings, load_settings, warn_once
+from flexkv_radix.settings import FlexKVSettings, load_settings, settings_table, warn_once
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +127,8 @@ def test_a_wrong_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FLEXKV_ATTACH_TIMEOUT_S", "soon")
     with pytest.raises(ValueError, match=r"FLEXKV_ATTACH_TIMEOUT_S.*soon"):
         load_settings()
+
+
+def test_the_page_lists_every_setting() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "flexkv.md"
+    assert page.read_text().endswith(settings_table())

@@ -61,6 +61,7 @@ class Driver:
         self._jobs: list[Entry] = []
         self._quarantine: deque[tuple[float, Hold]] = deque()
         self._next_sweep_s = 0.0
+        self._is_closed = False  # nobody awaits results any more
         self._thread = threading.Thread(target=self._run, name=f"flexkv-{spec.dp_client_id}", daemon=True)
         self.tier: CacheEngineRadixShmem | None = None  # while matches are served
         self.failure: Exception | None = None  # of start-up; for is_ready() to raise
@@ -95,9 +96,8 @@ class Driver:
             self._submitted[op.op_id] = _Submitted(entry, op, now_ns)
         return ops
 
-    def submit(self, ops: list[TransferOp]) -> None:
-        """Hand registered ops to the worker; a dead worker ends their tasks as FAILED."""
-        entries = [self._submitted[op.op_id].entry for op in ops]
+    def submit(self, ops: list[TransferOp], entries: Iterable[Entry]) -> None:
+        """Hand the registered ops of entries to the worker; a dead worker ends their tasks as FAILED."""
         try:
             self._link.submit(ops)
         except (TransferDied, RuntimeError) as error:
@@ -113,8 +113,12 @@ class Driver:
 
     def add_job(self, entry: Entry) -> None:
         """Await the pull job of a running task."""
-        if not self._finish_job(entry):
-            with self._table.lock:
+        if self._finish_job(entry):
+            return
+        with self._table.lock:
+            if self._is_closed:
+                self._settle(entry, entry.task.fail(self.disabled or "shut down", time.monotonic()))
+            else:
                 self._jobs.append(entry)
 
     def cancel(self, entry: Entry) -> None:
@@ -176,7 +180,7 @@ class Driver:
         results = self._link.poll(_JOB_POLL_S if self._jobs else _POLL_S)
         for result in results:
             self._take(result)
-        self._jobs = [entry for entry in self._jobs if not self._finish_job(entry)]
+        self._finish_jobs()
         if (now_s := time.monotonic()) >= self._next_sweep_s:
             self._next_sweep_s = now_s + _SWEEP_S
             self._sweep(now_s)
@@ -221,6 +225,14 @@ class Driver:
         self._metrics.tasks[key] = self._metrics.tasks.get(key, 0) + 1
         self._table.note_end(entry)
 
+    def _finish_jobs(self) -> None:
+        with self._table.lock:
+            jobs = list(self._jobs)
+        over = [entry for entry in jobs if self._finish_job(entry)]
+        if over:
+            with self._table.lock:
+                self._jobs = [entry for entry in self._jobs if entry not in over]
+
     def _finish_job(self, entry: Entry) -> bool:
         """True once a prefetch is over."""
         job, task = entry.hold.job, entry.task
@@ -257,6 +269,7 @@ class Driver:
         deadline_s = time.monotonic() + _QUARANTINE_S
         with self._table.lock:
             self.tier = None
+            self._is_closed = True
             self._submitted.clear()
             for entry in self._table.unfinished():
                 self._lose(entry, deadline_s)

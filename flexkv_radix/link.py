@@ -33,13 +33,15 @@ class StoreLink:
         self._stop = stop
         self._transfers: TransferHandle | None = None
         self._client: RadixClient | None = None
+        self._store: StoreSpec | None = None
 
     def attach(self) -> CacheEngineRadixShmem:
-        """Wait for the radix-server.  Raises what attach_radix_client raises."""
+        """Wait for the radix-server.  Raises what attach_radix_client does, and RadixError without slots."""
         spec = self._spec
         self._client = attach_radix_client(
             spec.radix_server_name, spec.geometry, spec.attach_timeout_s, self._stop
         )
+        self._store = store_spec(self._client)
         return CacheEngineRadixShmem(self._client)
 
     def start_worker(self) -> None:
@@ -48,8 +50,9 @@ class StoreLink:
         RuntimeError with the worker's text if it cannot start.
         """
         assert self._client is not None, "attach() comes first"
+        assert self._store is not None, "attach() comes first"
         config = TransferConfig(
-            store=store_spec(self._client),
+            store=self._store,
             num_ranks=self._spec.num_ranks,
             register_endpoint=self._spec.register_endpoint,
             copy_threads=self._spec.copy_threads,

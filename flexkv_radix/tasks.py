@@ -190,7 +190,7 @@ class KVTaskEngine:
             for entry, pairs in zip(entries, bound, strict=True):
                 ops += self._driver.register(entry, pairs, layerwise=layerwise, counter_id=counter_id)
         if ops:
-            self._driver.submit(ops)
+            self._driver.submit(ops, entries)
         return [entry.task.task_id for entry in entries]
 
     def _launchable(self, launches: Sequence[Launch], as_batch: bool) -> list[Entry]:

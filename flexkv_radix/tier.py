@@ -67,7 +67,6 @@ class ShmRadixMatch:
 class Published:
     """What publish() put into the tree: num_blocks new ones.  error: why not everything that was staged."""
 
-    first_block: int
     num_blocks: int
     error: str = ""
 
@@ -101,7 +100,7 @@ class StagedRadixInsert:
         """Insert FULL, then SWA, so that the window finds its path."""
         self._end()
         tier = self._tier
-        published = Published(self._start, 0)
+        published = Published(0)
         if len(self._slots):
             published = tier.insert(self._hashes, self._slots, start=self._start)
         if len(self._swa_slots):
@@ -166,23 +165,20 @@ class CacheEngineRadixShmem:
     def insert(
         self, hashes: Hashes, slots: Slots, *, start: int = 0, component: ComponentType = ComponentType.FULL
     ) -> Published:
-        """Publish; slots of blocks that were there already, or that cannot be published, are recycled.
-
-        Blocks of others can only lie in front of the new ones, so those are the last of what went in.
-        """
+        """Publish; slots of blocks that were there already, or that cannot be published, are recycled."""
         num_new, deadline = 0, time.monotonic() + _BUSY_TIMEOUT_S
         while True:
             result = self.client.insert(hashes, slots, start=start, component=component)
             num_new += result.num_inserted
             if result.error is not InsertError.BUSY:
-                return Published(len(hashes) - num_new, num_new, _WHY.get(result.error, ""))
+                return Published(num_new, _WHY.get(result.error, ""))
             done = result.num_inserted + len(result.unused_slots)
             slots = slots[done:]
             if component is ComponentType.FULL:
                 start += done
             if time.monotonic() > deadline:
                 self.recycle(slots, component)
-                return Published(start - num_new, num_new, _WHY[InsertError.BUSY])
+                return Published(num_new, _WHY[InsertError.BUSY])
             time.sleep(_BUSY_RETRY_S)
 
     def recycle(self, slots: Slots, component: ComponentType = ComponentType.FULL) -> None:

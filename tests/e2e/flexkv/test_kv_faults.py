@@ -138,6 +138,20 @@ def test_a_budget_too_small_is_a_refusal(node: Node, tmp_path: Path) -> None:
         assert "--data-bytes" in engine.manager.disabled
 
 
+def test_a_server_without_slots_is_a_refusal(node: Node, tmp_path: Path) -> None:
+    name = node.serve()
+    node.join(name, Geometry(BLOCK, SMALL_SLOT_BYTES, slot_align=1024, full_slots=10))
+    with small_engine(name, tmp_path).wait_ready() as engine:
+        assert engine.manager.disabled
+        serves_on(engine)
+
+
+def test_the_switch_that_turns_the_cache_off(tmp_path: Path) -> None:
+    with small_engine("/none", tmp_path, environ={"FLEXKV_ENABLE_RADIXSHMEM": "0"}).wait_ready() as engine:
+        assert "FLEXKV_ENABLE_RADIXSHMEM" in engine.manager.disabled
+        serves_on(engine)
+
+
 def test_strict_raises_the_refusal(node: Node, tmp_path: Path) -> None:
     name = node.serve(data_bytes=1 << 20)
     node.join(name, Geometry(32, 2 * SMALL_SLOT_BYTES))

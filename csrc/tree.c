@@ -141,23 +141,27 @@ static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t en
     const uint64_t *hashes = w->hashes + c->depth;
     uint32_t capacity = v->pool[RS_FULL].capacity, bits = v->plan.bucket_bits, n = end - c->depth, jumps = 0;
     rs_slot at[WINDOW], parent = c->at;
+    int32_t *slots = w->slots + c->depth;
+    bool full_only = w->mask == RS_MASK_FULL;
+    for (uint32_t i = 0; i < n; i++)
+        __builtin_prefetch((const void *)&bucket[bucket_of(hashes[i], bits)]);
     for (uint32_t i = 0; i < n; i++) {
-        at[i] = bucket_of(hashes[i], bits);
-        __builtin_prefetch((const void *)&bucket[at[i]]);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        at[i] = rs_ld(&bucket[at[i]]);
-        __builtin_prefetch(&node[at[i] < capacity ? at[i] : 0]);
+        rs_slot head = rs_ld(&bucket[bucket_of(hashes[i], bits)]);
+        at[i] = head < capacity ? head : 0; /* slot 0 will do: what stands there is compared below */
+        __builtin_prefetch(&node[at[i]]);
     }
     for (uint32_t i = 0; i < n; i++) { /* one link further where another block comes first */
-        const rs_node_shm *head = &node[at[i] < capacity ? at[i] : 0];
+        const rs_node_shm *head = &node[at[i]];
         rs_slot next = rs_ld(&head->next);
-        at[i] = rs_ld(&head->hash) == hashes[i] ? at[i] : next;
-        __builtin_prefetch(&node[at[i] < capacity ? at[i] : 0]);
+        if (rs_ld(&head->hash) != hashes[i] && next < capacity) {
+            at[i] = next;
+            __builtin_prefetch(&node[next]);
+        }
     }
-    for (uint32_t i = 0; i < n; i++) {
+    uint32_t i = 0;
+    for (; i < n; i++) {
         rs_slot s = at[i];
-        if (s >= capacity || rs_ld_acq(&node[s].parent) != parent || rs_ld(&node[s].hash) != hashes[i]) {
+        if (rs_ld_acq(&node[s].parent) != parent || rs_ld(&node[s].hash) != hashes[i]) {
             s = follow(v, rs_ld_acq(&bucket[bucket_of(hashes[i], bits)]), hashes[i], parent, w->seq, &c->rc);
             if (s == RS_NONE) {
                 c->missed = true;
@@ -166,7 +170,14 @@ static uint32_t walk_probes(const rs_view *v, rs_walk *w, cursor *c, uint32_t en
         }
         jumps += s != parent + 1;
         parent = s;
-        step(v, w, c, s);
+        if (full_only)
+            slots[i] = (int32_t)s;
+        else
+            step(v, w, c, s);
+    }
+    if (full_only) {
+        c->depth += i;
+        c->at = parent;
     }
     return jumps;
 }

@@ -29,6 +29,7 @@ from radixshmem import ComponentType, RadixClient
 OURS = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
 FLEXKV = {"kv_connector": "FlexKVConnectorV1", "kv_role": "kv_both"}
 BLOCK = 32
+CLOSE_MARGIN = 0.05  # in log-probability; rounding moves it by less than a thousandth
 TRANSFER_WORKER = "flexkv_radix.transfer.worker"
 
 
@@ -208,6 +209,36 @@ def test_a_dead_transfer_worker_costs_hits_alone(pair: Pair, client: RadixClient
     assert tokens_of(pair.second.answer()) == pair.expected(prompt)
     (again,) = pair.second.generate(prompt)
     assert again["tokens"] == pair.expected(prompt)[0]
+
+
+def test_requests_that_are_preempted(
+    pair: Pair, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
+) -> None:
+    """Four at a time in memory for two and a half: preempted, resumed, and loaded the second time.
+
+    Batches round otherwise than single requests, so tokens are compared up to the first close decision.
+    """
+    asked = prompts(13, *[300] * 4)
+    expected = pair.reference.generate(*asked, num_tokens=150, logprobs=2)
+    memory = {"kv_cache_memory_bytes": 40 * 65536, "max_model_len": 512, "max_num_seqs": 4}
+    pressed = make_engine(VLLM, pair.server, kv_transfer_config=OURS, **memory)
+    client.reset()
+    for outputs in (pressed.generate(*asked, num_tokens=150), pressed.generate(*asked, num_tokens=150)):
+        num_compared = sum(same_until_close(*both) for both in zip(expected, outputs, strict=True))
+        assert num_compared >= 300
+    metrics = pressed.call("metrics")
+    assert metrics["vllm:num_preemptions"] > 0
+    assert metrics["vllm:external_prefix_cache_hits"] >= 4 * whole_blocks(asked[0])
+    assert metrics["vllm:radixshmem_errors"] == 0
+    pressed.close()
+
+
+def same_until_close(expected: dict[str, Any], output: dict[str, Any]) -> int:
+    """Tokens that had to be equal, and are: those before the first whose runner-up was about as likely."""
+    close = (step for step, margin in enumerate(expected["margins"]) if margin < CLOSE_MARGIN)
+    num_compared = next(close, len(expected["tokens"]))
+    assert output["tokens"][:num_compared] == expected["tokens"][:num_compared]
+    return num_compared
 
 
 def test_an_engine_killed_while_it_stores_leaves_nothing_behind(

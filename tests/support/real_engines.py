@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from regions import remove_leftovers
+
 SCRIPTS = Path(__file__).parents[1] / "engines"
 ENGINES_DIR = Path(os.environ.get("RADIX_ENGINES_DIR", Path.home() / ".cache/radixshmem-engines"))
 START_TIMEOUT_S = 600.0  # 15 s on an idle machine
@@ -169,11 +171,12 @@ class RadixServer:
         self._process.wait()
 
     def close(self) -> None:
-        """Clean stop, which removes the regions."""
+        """Clean stop, which removes the regions; those that a killed server left go as well."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.terminate()
             self._process.wait(30)
+        remove_leftovers(self.name)
 
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

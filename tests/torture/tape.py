@@ -20,7 +20,7 @@ _EVENT = np.dtype(
     }
 )
 _MAX_EVENTS = 1 << 16
-_COMPACT_EVENTS = 1 << 20
+_COMPACT_EVENTS = 1 << 19
 
 
 class LostEventsError(AssertionError):
@@ -36,9 +36,10 @@ class Tape:
         self._out = ffi.new("rs_event[]", _MAX_EVENTS)
         self._events = np.frombuffer(ffi.buffer(self._out), _EVENT)
         self._cursor = ffi.new("uint64_t *", 0)
-        # Changes not summed up yet: (component, hash, +1 or -1) as three arrays.
-        self._changes: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._num_changes = 0
+        # Changes by component: arrays of hashes and of +1 or -1.
+        self._changes: dict[ComponentType, list[tuple[np.ndarray, np.ndarray]]] = {
+            c: [] for c in ComponentType
+        }
         self._last = time.monotonic()
 
     def follow(self) -> None:
@@ -66,30 +67,26 @@ class Tape:
         self.num_stored += int(stored.sum())
         self.num_removed += int(removed.sum())
         self.num_cleared += int((events["kind"] == EventKind.CLEARED).sum())
-        change = stored | removed
-        sign = np.where(stored, 1, -1)[change]
-        self._changes.append((events["component"][change], events["hash"][change], sign))
-        self._num_changes += len(sign)
-        if self._num_changes > _COMPACT_EVENTS:
-            self._compact()
-
-    def _compact(self) -> None:
-        component, value, sign = (np.concatenate(parts) for parts in zip(*self._changes, strict=True))
-        keys = np.empty(len(value), [("component", np.uint16), ("hash", np.uint64)])
-        keys["component"], keys["hash"] = component, value
-        unique, where = np.unique(keys, return_inverse=True)
-        balance = np.bincount(where, weights=sign).astype(np.int64)
-        kept = balance != 0
-        self._changes = [(unique["component"][kept], unique["hash"][kept], balance[kept])]
-        self._num_changes = int(kept.sum())
+        for component, changes in self._changes.items():
+            chosen = (stored | removed) & (events["component"] == component)
+            changes.append((events["hash"][chosen], np.where(stored[chosen], 1, -1)))
+            if sum(len(sign) for _, sign in changes) > _COMPACT_EVENTS:
+                changes[:] = [_sum_up(changes)]
 
     def balance(self) -> Counter[tuple[ComponentType, int]]:
         """Stored less removed, of every block of every component."""
-        self._compact()
-        component, value, balance = self._changes[0]
-        return Counter(
-            {
-                (ComponentType(int(c)), int(v)): int(b)
-                for c, v, b in zip(component, value, balance, strict=True)
-            }
-        )
+        total: Counter[tuple[ComponentType, int]] = Counter()
+        for component, changes in self._changes.items():
+            hashes, balance = _sum_up(changes)
+            total.update({(component, int(h)): int(b) for h, b in zip(hashes, balance, strict=True)})
+        return total
+
+
+def _sum_up(changes: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """(hashes whose changes do not cancel out, the sum of each)."""
+    if not changes:
+        return np.empty(0, np.uint64), np.empty(0, np.int64)
+    hashes, signs = (np.concatenate(parts) for parts in zip(*changes, strict=True))
+    unique, where = np.unique(hashes, return_inverse=True)
+    balance = np.bincount(where, weights=signs, minlength=len(unique)).astype(np.int64)
+    return unique[balance != 0], balance[balance != 0]

@@ -289,7 +289,8 @@ static void check_cover(checker *c, int component)
         rs_forest_sum(&c->v, c->f, cover);
     for (rs_slot b = 0; cover && b < capacity; b++)
         if (rs_ld(&side->cover[b]) != cover[b])
-            fail(c, "I8 full slot %u: %s cover %u, counted %u", b, POOL_NAME[component], rs_ld(&side->cover[b]), cover[b]);
+            fail(c, "I8 full slot %u: %s cover %u, counted %u", b, POOL_NAME[component], rs_ld(&side->cover[b]),
+                 cover[b]);
     free(cover);
 }
 
@@ -369,7 +370,8 @@ static void check_list(checker *c, int component, uint32_t level, uint8_t *liste
     uint32_t length = 0;
     for (rs_slot s = rs_ld(&lists->head[level]); s != RS_NONE; s = rs_ld(&pool->list_next[s])) {
         if (!belongs_in_list(c, component, s) || listed[s]) {
-            fail(c, "I10 %s list %u: slot %#x does not belong there, or is listed twice", POOL_NAME[component], level, s);
+            fail(c, "I10 %s list %u: slot %#x does not belong there, or is listed twice", POOL_NAME[component],
+                 level, s);
             break;
         }
         if (rs_ld(&pool->list_prev[s]) != before || rs_ld(&pool->level[s]) != level)
@@ -381,7 +383,8 @@ static void check_list(checker *c, int component, uint32_t level, uint8_t *liste
     if (rs_ld(&lists->tail[level]) != before)
         fail(c, "I10 %s list %u: tail %#x, last %#x", POOL_NAME[component], level, rs_ld(&lists->tail[level]), before);
     if (rs_ld(&lists->count[level]) != length)
-        fail(c, "I11 %s list %u: count %u, counted %u", POOL_NAME[component], level, rs_ld(&lists->count[level]), length);
+        fail(c, "I11 %s list %u: count %u, counted %u", POOL_NAME[component], level,
+             rs_ld(&lists->count[level]), length);
     if (length && level >= rs_policy_levels(c->v.config.evict_policy))
         fail(c, "I10 %s list %u is not used by this policy", POOL_NAME[component], level);
 }

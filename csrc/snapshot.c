@@ -138,8 +138,10 @@ static int count_pinned_side(const rs_snapshot *s, uint32_t component, uint32_t 
                 rs_window_mark(f, component, b, held);
         }
         rs_forest_sum(v, f, held);
-        for (uint32_t i = 0; i < f->num_reached; i++)
-            *out += (held[f->order[i]] || rs_ld(&side->pins[f->order[i]])) && rs_ld(&side->slot[f->order[i]]) != RS_NONE;
+        for (uint32_t i = 0; i < f->num_reached; i++) {
+            rs_slot b = f->order[i];
+            *out += (held[b] || rs_ld(&side->pins[b])) && rs_ld(&side->slot[b]) != RS_NONE;
+        }
     }
     bool ok = pinned_above && held;
     free(pinned_above);

@@ -134,7 +134,8 @@ static void bench_match(const tree *t, uint32_t n, const char *order, double tar
 
 static void bench_matches(double clock)
 {
-    static const struct { uint32_t n; double consecutive, shuffled; } sizes[] = {{128, 0.5, 1}, {1024, 2, 6}, {8192, 15, 50}};
+    static const struct { uint32_t n; double consecutive, shuffled; } sizes[] = {
+        {128, 0.5, 1}, {1024, 2, 6}, {8192, 15, 50}};
     for (int shuffled = 0; shuffled < 2; shuffled++) {
         tree t = make_tree(shuffled);
         for (int i = 0; i < 3; i++)
@@ -223,7 +224,8 @@ static void bench_hash(double clock)
         ns[i] = rs_now_ns() - began;
     }
     snprintf(limit, sizeof(limit), "%.2f Gtokens/s multiplier", multiply_bound());
-    row("C hashing, blocks of 16 tokens", HASH_TOKENS / ((median_us(ns, CALLS) - clock) * 1e3), "Gtokens/s", 1, false, limit);
+    double us = median_us(ns, CALLS) - clock;
+    row("C hashing, blocks of 16 tokens", HASH_TOKENS / (us * 1e3), "Gtokens/s", 1, false, limit);
 }
 
 int main(void)

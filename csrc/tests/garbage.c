@@ -53,7 +53,8 @@ static void patch(const original *o, uint8_t *region, const uint8_t *input, size
     rs_plan plan;
     CHECK_OK(rs_plan_region(&o->cfg, &plan));
     uint64_t spent = plan.clients.bytes - plan.journal.bytes - 64 * sizeof(rs_jentry_shm);
-    for (size_t i = 0; i < MAX_PATCHES && num_bytes >= PATCH_BYTES; i++, input += PATCH_BYTES, num_bytes -= PATCH_BYTES) {
+    size_t num_patches = num_bytes / PATCH_BYTES < MAX_PATCHES ? num_bytes / PATCH_BYTES : MAX_PATCHES;
+    for (size_t i = 0; i < num_patches; i++, input += PATCH_BYTES) {
         uint32_t where, value = input[5] | input[6] << 8 | input[7] << 16;
         memcpy(&where, input, 4);
         uint64_t at = where % (o->num_bytes - spent);
@@ -79,7 +80,8 @@ static void verbs_of(rs_client *c, const original *o)
     uint64_t cursor = 0;
     uint32_t num, num2;
     for (int i = 0; i < 3; i++) {
-        int rc = rs_match(c, o->path[i], PATH, RS_MASK_FULL | RS_MASK_SWA | RS_MASK_MAMBA, RS_QUERY_LOCK, &hit, slots, swa);
+        uint32_t mask = RS_MASK_FULL | RS_MASK_SWA | RS_MASK_MAMBA;
+        int rc = rs_match(c, o->path[i], PATH, mask, RS_QUERY_LOCK, &hit, slots, swa);
         if (rc == RS_OK)
             (void)rs_release(c, hit.pin, &num);
         if (rs_allocate(c, RS_FULL, 6, slots, &num) == RS_OK && num == 6) {

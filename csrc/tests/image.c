@@ -46,9 +46,9 @@ void image_copy(image *to, const image *from)
 bool image_equals_region(const image *im, const uint8_t *region)
 {
     const rs_plan *plan = &im->v.plan;
-    uint64_t end = journal_end(plan, region);
+    uint64_t end = journal_end(plan, region), rest = plan->clients.bytes;
     return memcmp(im->bytes, region, end) == 0 &&
-           memcmp(im->bytes + plan->clients.bytes, region + plan->clients.bytes, im->num_bytes - plan->clients.bytes) == 0;
+           memcmp(im->bytes + rest, region + rest, im->num_bytes - rest) == 0;
 }
 
 void image_recover_and_check(image *im, const char *when)
@@ -135,8 +135,10 @@ const char *image_field(const image *im, uint64_t offset)
     static char text[96];
     const rs_plan *p = &im->v.plan;
     const struct { const char *name; rs_offset at; uint64_t size; } arrays[] = {
-        {"header", {0}, 1}, {"journal", p->journal, sizeof(rs_jentry_shm)}, {"client", p->clients, sizeof(rs_client_shm)},
-        {"pin", p->pins, sizeof(rs_pin_shm)}, {"event", p->events, sizeof(rs_event_shm)}, {"node", p->node, sizeof(rs_node_shm)},
+        {"header", {0}, 1}, {"journal", p->journal, sizeof(rs_jentry_shm)}, 
+        {"client", p->clients, sizeof(rs_client_shm)},
+        {"pin", p->pins, sizeof(rs_pin_shm)}, {"event", p->events, sizeof(rs_event_shm)}, 
+        {"node", p->node, sizeof(rs_node_shm)},
         {"child", p->child, 4}, {"num_children", p->num_children, 4},
         {"pin_count", p->pin_count, 4}, {"last_access", p->last_access, 4}, {"bucket", p->bucket, 4},
 #define POOL(k)                                                                                                    \

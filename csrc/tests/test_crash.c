@@ -19,6 +19,7 @@
  * each verb, when the journal is longest, and a newcomer attaches under ptrace; its attach takes the
  * lock over and recovers, and at each instruction of that a copy recovers to the same state.
  */
+#include "crash_verbs.h"
 #include "image.h"
 
 #include <errno.h>
@@ -30,187 +31,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WINDOW = 3, FULL = 24, SWA = 10, MAMBA = 4, LONG = 14, MAX_BATCHES = 64 };
-
-/* -- what is killed --------------------------------------------------------------------------------- */
-
-/* The child's world: everything a verb needs, made before the first step. */
-typedef struct scene {
-    int fd;
-    rs_client *c;                /* whose verb is stepped; NULL for attach */
-    rs_client *other;            /* alive, idle */
-    uint64_t path[LONG], branch[LONG];
-    int32_t slots[FULL];
-    rs_pin pin;
-} scene;
-
-typedef struct verb {
-    const char *name;
-    void (*prepare)(scene *);
-    void (*run)(scene *);
-} verb;
-
-static void nothing(scene *s) { (void)s; }
-
-/* A tree with a branch, windows, a pin and staged slots of a bystander. */
-static void furnish(scene *s)
-{
-    publish(s->c, s->path, 8);
-    memcpy(s->branch, s->path, 4 * sizeof(*s->path));
-    extend(s->c, s->branch, 4, 7);
-    publish_side(s->c, RS_SWA, s->path, 5, WINDOW);
-    publish_side(s->c, RS_SWA, s->path, 8, WINDOW);
-    publish_side(s->c, RS_MAMBA, s->path, 6, 1);
-    (void)pin_path(s->other, s->path, 3, RS_MASK_FULL, 3);
-    stage(s->other, RS_FULL, 2, s->slots);
-}
-
-static void run_attach(scene *s) { s->c = attach(s->fd); }
-static void run_detach(scene *s) { CHECK_OK(rs_detach(s->c)); }
-
-static void prepare_detach(scene *s)
-{
-    furnish(s);
-    s->pin = pin_path(s->c, s->path, 8, RS_MASK_FULL | RS_MASK_SWA, 8);
-    stage(s->c, RS_FULL, 3, s->slots);
-    stage(s->c, RS_SWA, 2, s->slots);
-}
-
-static void run_match(scene *s) { (void)full_hit(s->c, s->path, 8); }
-static void run_pin(scene *s) { (void)pin_path(s->c, s->path, 8, RS_MASK_FULL | RS_MASK_SWA, 8); }
-
-static void prepare_release(scene *s)
-{
-    furnish(s);
-    s->pin = pin_path(s->c, s->path, 8, RS_MASK_FULL | RS_MASK_SWA, 8);
-}
-
-static void run_release(scene *s) { release(s->c, s->pin); }
-
-/* The pin keeps a window whose end is evicted, and an old root's path. */
-static void prepare_last_release(scene *s)
-{
-    uint32_t num;
-    furnish(s);
-    s->pin = pin_path(s->c, s->path, 5, RS_MASK_FULL | RS_MASK_SWA, 5);
-    CHECK_OK(rs_evict(s->c, RS_FULL, 2, RS_REASON_REQUEST, &num));
-    CHECK_OK(rs_reset(s->c));
-    publish(s->c, s->branch, 2);
-}
-
-static void run_allocate(scene *s) { stage(s->c, RS_FULL, 5, s->slots); }
-
-static void run_allocate_evicting(scene *s)
-{
-    uint32_t got;
-    CHECK_OK(rs_allocate(s->c, RS_FULL, 18, s->slots, &got));
-    CHECK(got >= 12);
-}
-
-static void run_allocate_side(scene *s) { stage(s->c, RS_SWA, 7, s->slots); }
-
-static void prepare_insert(scene *s)
-{
-    furnish(s);
-    stage(s->c, RS_FULL, 6, s->slots);
-}
-
-static void insert(scene *s, uint32_t component, const uint64_t *hashes, uint32_t n, uint32_t m)
-{
-    int32_t unused[FULL];
-    rs_insert_result result;
-    CHECK_OK(rs_insert(s->c, component, hashes, n, s->slots, m, component == RS_FULL ? n - m : 0, 0, &result, unused));
-    CHECK_EQ(result.error, RS_INSERT_OK);
-}
-
-static void run_insert(scene *s) { insert(s, RS_FULL, s->path, 14, 6); }
-static void run_insert_first(scene *s) { insert(s, RS_FULL, s->path + 8, 6, 6); }
-
-static void run_insert_redundant(scene *s)
-{
-    memcpy(s->branch + 7, s->path + 8, 2 * sizeof(*s->path)); /* blocks 3..6 are there, 7 and 8 new */
-    insert(s, RS_FULL, s->branch, 9, 6);
-}
-
-static void prepare_insert_side(scene *s)
-{
-    furnish(s);
-    stage(s->c, RS_SWA, 4, s->slots);
-}
-
-static void run_insert_side(scene *s) { insert(s, RS_SWA, s->branch, 7, 4); }
-
-static void run_recycle(scene *s)
-{
-    uint32_t done;
-    CHECK_OK(rs_recycle(s->c, RS_FULL, s->slots, 6, &done));
-}
-
-static void run_evict(scene *s)
-{
-    uint32_t num;
-    CHECK_OK(rs_evict(s->c, RS_FULL, 6, RS_REASON_REQUEST, &num));
-    CHECK_EQ(num, 6);
-}
-
-static void run_evict_side(scene *s)
-{
-    uint32_t num;
-    CHECK_OK(rs_evict(s->c, RS_SWA, 4, RS_REASON_REQUEST, &num));
-}
-
-static void run_reset(scene *s) { CHECK_OK(rs_reset(s->c)); }
-
-static void prepare_reap(scene *s)
-{
-    prepare_detach(s);
-    kill_client(s->c);
-    s->c = attach(s->fd);
-}
-
-static void prepare_reap_device(scene *s)
-{
-    prepare_detach(s);
-    CHECK_OK(rs_set_device(s->c));
-    kill_client(s->c);
-    s->c = attach(s->fd);
-}
-
-static void run_reap(scene *s)
-{
-    rs_reap_result result;
-    CHECK_OK(rs_reap(s->c, &result));
-    CHECK_EQ(result.clients + result.dying, 1);
-    CHECK_OK(rs_reap(s->c, &result)); /* a device client's staged slots go the second time */
-}
-
-static void run_set_device(scene *s) { CHECK_OK(rs_set_device(s->c)); }
-static void run_fingerprint(scene *s) { CHECK_OK(rs_set_fingerprint(s->c, "bytes")); }
-
-static const verb verbs[] = {
-    {"attach", NULL, run_attach},
-    {"detach", prepare_detach, run_detach},
-    {"match", furnish, run_match},
-    {"match + pin", furnish, run_pin},
-    {"release", prepare_release, run_release},
-    {"last release of an old root", prepare_last_release, run_release},
-    {"allocate", furnish, run_allocate},
-    {"allocate, evicting", furnish, run_allocate_evicting},
-    {"allocate SWA, evicting", furnish, run_allocate_side},
-    {"insert", prepare_insert, run_insert},
-    {"insert below the root", prepare_insert, run_insert_first},
-    {"insert, partly redundant", prepare_insert, run_insert_redundant},
-    {"insert SWA", prepare_insert_side, run_insert_side},
-    {"recycle", prepare_insert, run_recycle},
-    {"evict", furnish, run_evict},
-    {"evict SWA", furnish, run_evict_side},
-    {"reset", furnish, run_reset},
-    {"reap", prepare_reap, run_reap},
-    {"reap a device client", prepare_reap_device, run_reap},
-    {"set_device", nothing, run_set_device},
-    {"set_fingerprint", nothing, run_fingerprint},
-};
-enum { NUM_VERBS = sizeof(verbs) / sizeof(*verbs) };
+enum { MAX_BATCHES = 64 };
 
 /* -- the child ---------------------------------------------------------------------------------------- */
 
@@ -418,10 +239,10 @@ static void step_verb(const verb *v, observer *o)
 TEST(crash_every_verb_at_every_instruction)
 {
     uint64_t num_steps = 0, num_states = 0, num_batches = 0;
-    for (int i = 0; i < NUM_VERBS; i++) {
+    for (unsigned i = 0; i < num_crash_verbs; i++) {
         observer o;
-        step_verb(&verbs[i], &o);
-        printf("     %-28s %7llu instructions, %5llu states, %2u batches\n", verbs[i].name,
+        step_verb(&crash_verbs[i], &o);
+        printf("     %-28s %7llu instructions, %5llu states, %2u batches\n", crash_verbs[i].name,
                (unsigned long long)o.num_steps, (unsigned long long)o.num_states, o.num_batches);
         CHECK(o.num_steps > 100);
         num_steps += o.num_steps;
@@ -430,7 +251,7 @@ TEST(crash_every_verb_at_every_instruction)
     }
     printf("     total: killed at %llu instructions, %llu states of the region, %llu batches\n",
            (unsigned long long)num_steps, (unsigned long long)num_states, (unsigned long long)num_batches);
-    CHECK(num_batches >= NUM_VERBS - 2);
+    CHECK(num_batches >= num_crash_verbs - 2);
 }
 
 static void prepare_survivor(scene *s) { CHECK_OK(rs_detach(s->other)); } /* leaves room for the victim's two */
@@ -488,16 +309,16 @@ static uint64_t step_recovery(const verb *v, uint64_t state, const verb *survivo
 TEST(crash_recovery_at_every_instruction)
 {
     uint64_t num_steps = 0, num_states = 0, num_recoveries = 0;
-    for (int i = 0; i < NUM_VERBS; i++) {
+    for (unsigned i = 0; i < num_crash_verbs; i++) {
         observer o;
-        step_verb(&verbs[i], &o);
+        step_verb(&crash_verbs[i], &o);
         for (uint32_t b = 0; b < o.num_batches; b++) {
             const verb *survivor = &survivors[num_recoveries % 8 < 2 ? num_recoveries % 8 + 1 : 0];
-            num_steps += step_recovery(&verbs[i], o.before_commit[b], survivor, &num_states);
+            num_steps += step_recovery(&crash_verbs[i], o.before_commit[b], survivor, &num_states);
             num_recoveries++;
         }
     }
     printf("     %llu recoveries killed at %llu instructions, %llu states of the region\n",
            (unsigned long long)num_recoveries, (unsigned long long)num_steps, (unsigned long long)num_states);
-    CHECK(num_recoveries > NUM_VERBS);
+    CHECK(num_recoveries > num_crash_verbs);
 }

@@ -33,8 +33,7 @@ def round_trip(engine: Engine, tokens: np.ndarray = PROMPT) -> None:
     assert engine.put(tokens, HERE) == 0
 
 
-@pytest.mark.parametrize("kv_dim", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8])
+@pytest.mark.parametrize(("kv_dim", "dtype"), [(1, torch.uint8), (2, torch.int16)])
 @pytest.mark.parametrize(
     ("kind", "num_tensors"),
     [(LAYERFIRST, "one"), (LAYERFIRST, "layers"), (LAYERFIRST, "layers*kv"), (BLOCKFIRST, "one"),

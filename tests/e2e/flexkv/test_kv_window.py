@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -29,16 +29,30 @@ HERE, THERE = [10, 11, 12, 13, 14, 15], [30, 31, 32, 33, 34, 35]
 HERE_SWA, THERE_SWA = [50, 51, 52], [40, 41, 42]
 
 
-@pytest.fixture
-def engine(node: Node, tmp_path: Path) -> Iterator[Engine]:
-    name = node.serve(data_bytes=64 << 10, swa_ratio=0.5)
-    swa_memory = RankMemory(KVCacheLayout(LAYERFIRST, 1, NUM_BLOCK, BLOCK, HEADS, HEAD_SIZE), 1)
+@pytest.fixture(scope="module")
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     window = SWAPoolConfig(
         WINDOW * BLOCK, num_layers=1, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype="int16"
     )
     cache = CacheConfig(BLOCK, swa=window)
-    with Engine(name, tmp_path, small_model(), cache, [[small_memory(NUM_BLOCK)]], swa=[swa_memory]) as one:
-        yield one.wait_ready()
+    swa_memory = RankMemory(KVCacheLayout(LAYERFIRST, 1, NUM_BLOCK, BLOCK, HEADS, HEAD_SIZE), 1)
+    ranks = [[small_memory(NUM_BLOCK)]]
+    with ExitStack() as stack:
+        name = Node(stack).serve(data_bytes=64 << 10, swa_ratio=0.5)
+        directory = tmp_path_factory.mktemp("engine")
+        one = Engine(name, directory, small_model(), cache, ranks, swa=[swa_memory])
+        yield stack.enter_context(one).wait_ready()
+
+
+@pytest.fixture
+def engine(shared_engine: Engine) -> Iterator[Engine]:
+    """An engine with an empty cache and zeroed KV."""
+    for memory in (*shared_engine.ranks[0], *shared_engine.swa):
+        for tensor in memory.tensors:
+            tensor.zero_()
+    yield shared_engine
+    shared_engine.manager._backend.cancel_all()
+    shared_engine.manager._backend.tier.client.reset()
 
 
 def put(engine: Engine, tokens=PROMPT, here=HERE, here_swa=HERE_SWA, **options) -> int:

@@ -40,6 +40,18 @@ static rs_snapshot *snapshot_new(uint64_t region_bytes)
     return NULL;
 }
 
+static int sum_pins(rs_snapshot *s)
+{
+    uint32_t capacity = s->v.pool[RS_FULL].capacity;
+    s->pins_below = malloc(capacity * sizeof(*s->pins_below));
+    if (!s->pins_below)
+        return RS_ENOMEM;
+    for (rs_slot i = 0; i < capacity; i++)
+        s->pins_below[i] = rs_ld(&s->v.pin_count[i]);
+    rs_forest_sum(&s->v, &s->forest, s->pins_below);
+    return RS_OK;
+}
+
 /* Roll back what the copy caught half-way, then lay out its tree. */
 static int snapshot_finish(rs_snapshot *s, uint64_t region_bytes)
 {
@@ -48,6 +60,8 @@ static int snapshot_finish(rs_snapshot *s, uint64_t region_bytes)
         rc = rs_recover_locked(&s->v);
     if (rc == RS_OK)
         rc = rs_forest_build(&s->v, &s->forest);
+    if (rc == RS_OK)
+        rc = sum_pins(s);
     return rc;
 }
 
@@ -102,21 +116,9 @@ void rs_snapshot_free(rs_snapshot *s)
     if (!s)
         return;
     rs_forest_free(&s->forest);
+    free(s->pins_below);
     free(s->mem);
     free(s);
-}
-
-/* Pins at or below each slot.  NULL: no memory. */
-static uint32_t *pins_below(const rs_snapshot *s)
-{
-    uint32_t capacity = s->v.pool[RS_FULL].capacity;
-    uint32_t *pins = calloc(capacity, sizeof(*pins));
-    if (!pins)
-        return NULL;
-    for (rs_slot i = 0; i < capacity; i++)
-        pins[i] = rs_ld(&s->v.pin_count[i]);
-    rs_forest_sum(&s->v, &s->forest, pins);
-    return pins;
 }
 
 /* A side slot stays while it is pinned, or while an end that covers it stays; an end stays while any
@@ -161,14 +163,10 @@ int rs_snapshot_summarize(const rs_snapshot *s, rs_snapshot_summary *out)
             out->evictable[k] += state == RS_SLOT_PUBLISHED;
         }
     }
-    uint32_t *pins = pins_below(s);
-    if (!pins)
-        return RS_ENOMEM;
     for (rs_slot i = 0; i < v->pool[RS_FULL].capacity; i++) {
         out->num_pins += rs_ld(&v->pin_count[i]);
-        out->pinned[RS_FULL] += rs_reached(&s->forest, i) && pins[i] != 0;
+        out->pinned[RS_FULL] += rs_reached(&s->forest, i) && s->pins_below[i] != 0;
     }
-    free(pins);
     for (uint32_t k = RS_SWA; k < RS_NUM_COMPONENTS; k++)
         if (rs_has(v, k) && count_pinned_side(s, k, &out->pinned[k]) != RS_OK)
             return RS_ENOMEM;
@@ -207,13 +205,9 @@ static void fill_node(const rs_view *v, rs_slot s, uint32_t pins_at_or_below, rs
 int rs_snapshot_nodes(const rs_snapshot *s, uint32_t first, rs_node *out, uint32_t max, uint32_t *num)
 {
     const rs_view *v = &s->v;
-    uint32_t *pins = pins_below(s);
     *num = 0;
-    if (!pins)
-        return RS_ENOMEM;
     for (rs_slot i = first; i < v->pool[RS_FULL].capacity && *num < max; i++)
         if (rs_ld(&v->pool[RS_FULL].state[i]) != RS_SLOT_FREE)
-            fill_node(v, i, pins[i], &out[(*num)++]);
-    free(pins);
+            fill_node(v, i, s->pins_below[i], &out[(*num)++]);
     return RS_OK;
 }

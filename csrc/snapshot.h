@@ -24,6 +24,7 @@ struct rs_snapshot {
     rs_view v;                   /* of mem */
     void *mem;
     rs_forest forest;
+    uint32_t *pins_below;        /* by FULL slot: pins at it or below; own count where not reached */
 };
 
 RS_HIDDEN int rs_forest_build(const rs_view *v, rs_forest *f);

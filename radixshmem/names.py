@@ -12,6 +12,7 @@ _MAX_NAME_CHARS = 80  # behind the slash
 _MAX_OBJECT_CHARS = 85  # ... with "_data"
 _RESERVED_ENDINGS = ("_data", ".sock", ".lock")
 _UNIX_SCHEME = "unix:"
+_URI_CHARACTERS = "%?#"
 _MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path less its closing zero
 
 
@@ -68,6 +69,10 @@ def socket_path(endpoint: str, flag: str = "endpoint") -> str:
     path = "/" + path.lstrip("/") if path.startswith("/") else path
     if not endpoint.startswith(_UNIX_SCHEME) or not path.startswith("/") or path.endswith("/"):
         raise ValueError(f"{flag}: {endpoint!r} is not a Unix socket; write unix:///path/to/socket")
+    if any(character in path for character in _URI_CHARACTERS):
+        raise ValueError(
+            f"{flag}: the path {path!r} must hold none of {_URI_CHARACTERS}, which gRPC interprets"
+        )
     if len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
         raise ValueError(f"{flag}: the path {path!r} is longer than {_MAX_SOCKET_PATH_BYTES} bytes")
     return path

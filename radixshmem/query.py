@@ -71,9 +71,10 @@ class QueryResult(Match):
 
     def __del__(self) -> None:
         # Runs inside the garbage collector: takes no lock, calls nothing that may.
-        if self._pin is None or sys.is_finalizing() or not self.holds_pin():
+        pin = getattr(self, "_pin", None)  # a signal may have ended __init__ before there was one
+        if pin is None or sys.is_finalizing() or not self.holds_pin():
             return
-        self._lease.release_later(self._pin)
+        self._lease.release_later(pin)
         if not self._lease.index.closed:
             warnings.warn(f"{self!r} was not finalized", ResourceWarning, stacklevel=2, source=self)
 

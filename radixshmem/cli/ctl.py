@@ -24,7 +24,7 @@ from radixshmem.cli.server import SHELLS
 from radixshmem.cli.top import view, watch
 from radixshmem.config import SETTINGS, ServerConfig
 from radixshmem.errors import RadixError
-from radixshmem.geometry import POOL_NAMES
+from radixshmem.geometry import POOL_NAMES, ComponentType
 from radixshmem.index import Index
 from radixshmem.names import check_name
 from radixshmem.records import Event, EventReason
@@ -127,7 +127,7 @@ def pins(target: Target) -> None:
 
 @radixctl.command()
 @click.option(
-    "--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds a look."
+    "--interval", type=click.FloatRange(0.05, 86400), default=1.0, show_default=True, help="Seconds a look."
 )
 @click.option("--count", type=click.IntRange(1), help="Looks before it ends; without it, until interrupted.")
 @_target_options
@@ -175,6 +175,8 @@ def evict(target: Target, count: int | None, everything: bool, component: str) -
     if (count is None) != everything:
         raise click.UsageError("give COUNT or --all")
     with joined(target.name) as index:
+        if index.info.config.geometry.pool(ComponentType(_COMPONENTS.index(component))) is None:
+            raise ValueError(f"--component: {target.name} has no pool for {component}")
         num_evicted = _evict(index, _COMPONENTS.index(component), count)
     data = {"component": component, "evicted": num_evicted}
     _answer(target, data, lambda: f"evicted {num_evicted} {component}")

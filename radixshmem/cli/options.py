@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rich_click as click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem, get_completion_class
 
 from radixshmem.settings import BOOLEAN, OCTAL, Setting
@@ -21,8 +22,11 @@ class SettingType(click.ParamType):  # type: ignore[type-arg] # generic only sin
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
+        origin = ctx.get_parameter_source(param.name) if ctx and param and param.name else None
         try:
-            return self._setting.parse(value)
+            return self._setting.parse(
+                value, self._setting.env if origin is ParameterSource.ENVIRONMENT else ""
+            )
         except ValueError as error:
             raise click.UsageError(str(error), ctx) from None
 

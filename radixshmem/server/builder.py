@@ -20,6 +20,8 @@ from radixshmem.server.preflight import Need, check_space, numa_nodes
 
 log = logging.getLogger(__name__)
 
+_MAX_GID = 2**32 - 2  # the one above means none to chown
+
 
 def plan_regions(config: ServerConfig, geometry: Geometry, machine: Machine) -> RegionConfig:
     """What to make for ``geometry``.  Raises ValueError naming the flag, and NoSpace."""
@@ -70,6 +72,8 @@ def access_of(config: ServerConfig) -> Access:
         gid = int(config.group) if config.group.isdecimal() else grp.getgrnam(config.group).gr_gid
     except KeyError:
         raise ValueError(f"--group: there is no group {config.group!r}") from None
+    if gid > _MAX_GID:
+        raise ValueError(f"--group: {gid} is above {_MAX_GID}, the largest group id")
     return Access(config.mode, gid)
 
 

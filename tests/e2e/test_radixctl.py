@@ -120,6 +120,17 @@ def test_evict_wants_a_count_or_all(daemon: Daemon) -> None:
     assert ctl("--name", daemon.name, "evict", "3", "--all").returncode == 2
 
 
+def test_evict_names_the_component_that_is_not_there(daemon: Daemon) -> None:
+    refused = ctl("--name", daemon.name, "evict", "3", "--component", "mamba")
+    assert (refused.returncode, "--component" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("interval", ["0", "inf", "nan", "1e300"])
+def test_an_impossible_interval_is_a_usage_error(interval: str, daemon: Daemon) -> None:
+    refused = ctl("--name", daemon.name, "top", "--count", "1", "--interval", interval)
+    assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
+
+
 def test_top_shows_rates(daemon: Daemon) -> None:
     result = ctl("--name", daemon.name, "top", "--json", "--interval", "0.1", "--count", "2")
     samples = [json.loads(line) for line in result.stdout.splitlines()]

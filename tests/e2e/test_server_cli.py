@@ -78,6 +78,8 @@ def test_bad_size_is_a_usage_error_that_names_the_flag(size: str) -> None:
         (("--numa", "4095"), "--numa"),
         (("--hugepage-path", "/tmp"), "--hugepage-path"),
         (("--group", "no_such_group_here"), "--group"),
+        (("--group", str(2**32 - 1)), "--group"),
+        (("--endpoint", "unix:///tmp/a%20b.sock"), "--endpoint"),
         (("--log-file", "/no/such/directory/log"), "--log-file"),
     ],
 )
@@ -93,7 +95,7 @@ def test_bad_flag_is_a_usage_error_that_names_it(flags: tuple[str, ...], named: 
 def test_environment_sets_what_flags_do_not(shm_name: str) -> None:
     env = {"RADIX_DATA_BYTES": "32M", "RADIX_SWA_RATIO": "7"}
     result = run_server("--name", shm_name, env=env)
-    assert (result.returncode, "--swa-ratio" in result.stderr) == (2, True)
+    assert (result.returncode, "RADIX_SWA_RATIO" in result.stderr) == (2, True)
     with Daemon(shm_name, "--swa-ratio", "0.5", env=env) as daemon:
         daemon.wait_log("33554432 bytes (32 MiB)")
 

@@ -50,7 +50,11 @@ def test_objects_of_a_server() -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "/dev/shm/x.sock", "unix:x", "unix:///", "localhost:80", "unix:///" + "x" * 110]
+    "endpoint",
+    [
+        *("", "/dev/shm/x.sock", "unix:x", "unix:///", "localhost:80", "unix:///" + "x" * 110),
+        *("unix:///tmp/a%20b", "unix:///tmp/a?b", "unix:///tmp/a#b"),
+    ],
 )
 def test_endpoints_that_are_no_socket(endpoint: str) -> None:
     with pytest.raises(ValueError, match=r"^--endpoint: "):

@@ -209,8 +209,9 @@ def test_slots_stay_while_a_transfer_worker_writes() -> None:
                 before = counter[0]
                 eventually(lambda before=before: counter[0] > before, "the writer writes")  # type: ignore[misc]
             os.kill(writer, signal.SIGKILL)
-            eventually(lambda: not is_running(writer), "the writer ends")
-            assert survivor.reap() == (1, 0, len(slots), 0)
+            # Its main thread may be gone while another still holds the descriptors.
+            result = eventually(lambda: (r := survivor.reap()).clients and r, "the writer's lease ends")
+            assert result == (1, 0, len(slots), 0)
             assert len(survivor.allocate(FULL, num_slots)[0]) == num_slots
             counter.release()
 

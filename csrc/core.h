@@ -137,19 +137,21 @@ RS_HIDDEN void rs_unlink_begin_locked(rs_view *v);
 RS_HIDDEN uint32_t rs_journal_room(const rs_view *v);
 
 /* Record the old value, then store.  Program order (entry, length, data) is all that is needed:
- * whoever replays the journal took the lock after this process died. */
-static inline void rs_log(rs_view *v, const volatile void *p, uint64_t size, uint64_t old)
+ * whoever replays the journal took the lock after this process died.  false: no room, which marks the
+ * batch for roll back; nothing may be stored then. */
+static inline bool rs_log(rs_view *v, const volatile void *p, uint64_t size, uint64_t old)
 {
     uint32_t n = rs_ld(&v->hdr->journal_len);
     if (n >= v->plan.journal_capacity) {
         v->corrupt = true;
-        n = v->plan.journal_capacity - 1;
+        return false;
     }
     uint64_t offset = (uint64_t)((const volatile uint8_t *)p - v->base);
     rs_raw(&v->journal[n].where, offset << 4 | size);
     rs_raw(&v->journal[n].old, old);
     atomic_store_explicit(&v->hdr->journal_len, n + 1, memory_order_release);
     atomic_signal_fence(memory_order_seq_cst);
+    return true;
 }
 
 /* The same for many words at once: their entries, then one length, then (by the caller) all the data.
@@ -183,8 +185,8 @@ static inline void rs_log_end(rs_view *v, const rs_jentry_shm *e)
         ctype old = rs_ld(p);                                                                     \
         if (RS_PLANTED(LATE_ENTRY))                                                               \
             rs_raw(p, x);                                                                         \
-        rs_log(v, p, sizeof(*p), old);                                                            \
-        atomic_store_explicit(p, x, memory_order_release);                                        \
+        if (rs_log(v, p, sizeof(*p), old))                                                        \
+            atomic_store_explicit(p, x, memory_order_release);                                    \
     }
 RS_DEFINE_SET(rs_set8, rs_a8, uint8_t)
 RS_DEFINE_SET(rs_set16, rs_a16, uint16_t)

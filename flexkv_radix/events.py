@@ -65,7 +65,7 @@ class RingReader(Protocol):
     """Where events come from."""
 
     def ring_events(self, cursor: int) -> RingEvents | None:
-        """Events numbered cursor and up (-1: none, only where the ring's end is); None without a ring."""
+        """Events numbered cursor and up (-1: since the reader was made); None without a ring."""
 
     def num_present(self, hashes: Hashes) -> int:
         """Blocks of a path that are in the tree; counts as no use of them."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from flexkv_radix.planner import NO_SLOTS, Slots
 from flexkv_radix.ring import Hashes, RingEvents
@@ -138,6 +137,8 @@ class CacheEngineRadixShmem:
             ComponentType.FULL: int(geometry["pools"]["full"]["num_slots"]),
             ComponentType.SWA: int(swa["num_slots"]) if swa else 0,
         }
+        # Before anything is published through this tier: its first blocks are announced too.
+        self._ring_start = client.index.event_head() if client.kvevent_enabled else 0
 
     def match(self, hashes: Hashes, *, swa: bool = False) -> ShmRadixMatch:
         """Longest published prefix, pinned; with swa, the longest whose window is there too."""
@@ -193,14 +194,12 @@ class CacheEngineRadixShmem:
     def ring_events(self, cursor: int) -> RingEvents | None:
         """FULL blocks stored by this client or removed by anyone, since cursor; None without a ring.
 
-        Cursor -1 asks only where the ring ends now.
+        Cursor -1: since this tier was made.
         """
         if not self.client.kvevent_enabled:
             return None
         index = self.client.index
-        if cursor < 0:
-            return RingEvents(index.event_head(), _NO_KINDS, _NO_HASHES, False)
-        cursor, events, overflow = self.client.events(cursor)
+        cursor, events, overflow = self.client.events(self._ring_start if cursor < 0 else cursor)
         me = index.slot, index.incarnation & 0xFFFFFFFF
         kept = [event for event in events if _concerns(event, me)]
         kinds = np.array([_KINDS[event.kind] for event in kept], dtype=np.int8)
@@ -215,8 +214,6 @@ def _concerns(event: Event, me: tuple[int, int]) -> bool:
 
 
 _KINDS = {EventKind.STORED: 1, EventKind.REMOVED: -1, EventKind.CLEARED: 0}
-_NO_KINDS: npt.NDArray[np.int8] = np.empty(0, dtype=np.int8)
-_NO_HASHES: Hashes = np.empty(0, dtype=np.uint64)
 
 _WHY = {
     InsertError.FULL_PATH_MISSING: "the blocks of the window are not in the tree",

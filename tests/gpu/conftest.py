@@ -1,5 +1,15 @@
-import sys
+"""Every test of this directory needs a GPU, whether its file says so or not."""
+
+from __future__ import annotations
+
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "transfer"))  # shared_engine
-sys.path.insert(0, str(Path(__file__).parent))  # gpu_engine
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "unit" / "transfer"))  # shared_engine
+sys.path.insert(0, str(HERE))  # gpu_engine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

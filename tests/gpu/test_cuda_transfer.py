@@ -22,10 +22,7 @@ from flexkv_radix.transfer.pinning import PinnedRange
 from flexkv_radix.transfer.protocol import CudaPath, OpKind, RankPlace, TransferDied
 from radixshmem.geometry import ComponentType
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
 LAYERFIRST = KVCacheLayoutType.LAYERFIRST

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from real_engines import (
+    DYNAMO,
     SCRIPTS,
+    SGLANG_20,
+    SGLANG_23,
     VLLM,
     EngineProcess,
     MakeEngine,
@@ -17,22 +20,44 @@ from real_engines import (
     Prompts,
     RadixServer,
     closing_all,
+    is_chosen,
     python_of,
 )
 
+MODEL_MAKERS = (VLLM, SGLANG_23, SGLANG_20)  # their environments have what tiny_llama.py needs
+ALL_ENGINES = (*MODEL_MAKERS, DYNAMO)
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of this directory, and deselect those that need an engine which ENGINES leaves out."""
+    left_out = []
     for item in items:
         if SCRIPTS in item.path.parents:
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(1800))  # starting an engine on a busy machine
+            if not all(map(is_chosen, engines_of(item))):
+                left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def engines_of(item: pytest.Item) -> set[str]:
+    """Engines that a test needs: named by its or its module's `engines` marker, or its parameters."""
+    named = {str(engine) for marker in item.iter_markers("engines") for engine in marker.args}
+    parameters = (
+        item.callspec.params.values()
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ()
+    )
+    return named | ({*ALL_ENGINES} & {value for value in parameters if isinstance(value, str)})
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny Llama with real weights."""
     directory = tmp_path_factory.mktemp("tiny_llama")
-    subprocess.run([python_of(VLLM), SCRIPTS / "tiny_llama.py", directory], check=True)
+    python = next(python_of(engine) for engine in MODEL_MAKERS if is_chosen(engine))
+    subprocess.run([python, SCRIPTS / "tiny_llama.py", directory], check=True)
     return str(directory)
 
 

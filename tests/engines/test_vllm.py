@@ -26,6 +26,8 @@ from real_engines import (
 
 from radixshmem import ComponentType, RadixClient
 
+pytestmark = pytest.mark.engines(VLLM)
+
 OURS = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
 FLEXKV = {"kv_connector": "FlexKVConnectorV1", "kv_role": "kv_both"}
 BLOCK = 32

@@ -34,6 +34,12 @@ _ENVIRONMENT = {
 }
 
 
+def is_chosen(engine: str) -> bool:
+    """Whether ENGINES, a list of names like "vllm sglang-0.5.23", includes this engine; unset, it has all."""
+    names = os.environ.get("ENGINES", "").split()
+    return not names or any(engine.startswith(name) for name in names)
+
+
 def python_of(engine: str) -> Path:
     """Interpreter of an engine's environment."""
     return ENGINES_DIR / engine / "bin/python"
@@ -43,10 +49,15 @@ class EngineProcess:
     """One engine in a process of its own; its log is a file."""
 
     def __init__(
-        self, engine: str, options: Mapping[str, Any], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        engine: str,
+        options: Mapping[str, Any],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        script: str = "",
     ) -> None:
         self.log = log
-        script = "vllm_engine.py" if engine.startswith("vllm") else "sglang_engine.py"
+        script = script or ("vllm_engine.py" if engine.startswith("vllm") else "sglang_engine.py")
         with log.open("w") as log_file:
             self._process = subprocess.Popen(
                 [python_of(engine), SCRIPTS / script, json.dumps(options)],
@@ -54,6 +65,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=log_file,
                 env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+                cwd=log.parent,  # not the repository: the engine is to import what is installed
                 start_new_session=True,
                 text=True,
                 bufsize=1,
@@ -177,6 +189,12 @@ class RadixServer:
             self._process.terminate()
             self._process.wait(30)
         remove_leftovers(self.name)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

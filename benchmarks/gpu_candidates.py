@@ -9,6 +9,7 @@ import functools
 import mmap
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_size_t, c_uint64, c_void_p
 
 import numpy as np
@@ -122,9 +123,9 @@ def kernel(b: Bench, thread_blocks: int, load: str, store: str, layers: bool = F
     table, ends, num_pieces = b.tables(layers)
     done = torch.zeros(64, dtype=torch.int32, device="cuda")
     announced = torch.zeros(64, dtype=torch.int32).pin_memory()
-    pointers = (done.data_ptr(), announced.data_ptr()) if layers else (0, 0)
 
     def run(to_slots: int) -> None:
+        pointers = (done.data_ptr(), announced.data_ptr()) if layers else (0, 0)
         ids = b.blocks.data_ptr(), b.slots.data_ptr(), b.n
         sides = b.host.ctypes.data, SLOT_BYTES
         arguments = Arguments(table.data_ptr(), ends.data_ptr(), len(ends), to_slots, *ids, *sides, *pointers)
@@ -140,9 +141,26 @@ def rows(b: Bench, rows_per_command: int, num_streams: int = 1) -> Run:
     return _queued(b, RowPlan(rows_of(pieces), b.host.ctypes.data, SLOT_BYTES), num_streams)
 
 
-def batch(b: Bench, num_streams: int = 1) -> Run:
+def batch(b: Bench, num_threads: int = 1) -> Run:
+    """Threads with a stream each queue a share of the blocks."""
     plan = BatchPlan([(b.gpu.data_ptr(), s) for s in b.segments], b.host.ctypes.data, SLOT_BYTES)
-    return _queued(b, plan, num_streams)
+    if num_threads == 1:
+        return _queued(b, plan, 1)
+    threads = ThreadPoolExecutor(num_threads, initializer=b.device.activate)
+    streams = [torch.cuda.Stream() for _ in range(num_threads)]
+
+    def queue(to_slots: int, number: int) -> None:
+        ends = [b.n * i // num_threads for i in range(num_threads + 1)]
+        plan.enqueue(b.op(to_slots, ends[number], ends[number + 1]), streams[number].cuda_stream)
+
+    def run(to_slots: int) -> None:
+        for stream in streams:
+            stream.wait_stream(b.stream)
+        list(threads.map(functools.partial(queue, to_slots), range(num_threads)))
+        for stream in streams:
+            b.stream.wait_stream(stream)
+
+    return run
 
 
 def layered_batch(b: Bench) -> Run:
@@ -236,7 +254,8 @@ def candidates(b: Bench) -> dict[str, Callable[[], Run]]:
         "rows, 8 a command": bind(rows, b, 8),
         "rows, 2 a command": bind(rows, b, 2),
         "batch": bind(batch, b),
-        "batch, 2 streams": bind(batch, b, 2),
+        "batch, 2 threads": bind(batch, b, 2),
+        "batch, 3 threads": bind(batch, b, 3),
         "batch for each layer": bind(layered_batch, b),
         "staged, 8 buffers of 4 slots": bind(staged, b, 4, 8),
         "triton, 16 thread blocks": bind(triton, b, 16),

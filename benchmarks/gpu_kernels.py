@@ -22,7 +22,13 @@ import torch
 from benchmarks.gpu_candidates import SLOT_BYTES, Bench, Run, candidates
 
 SIZES = (16, 64, 256)
-BESIDE = ("contiguous", "kernel, 16 thread blocks", "rows, 72 a command", "batch", "batch for each layer")
+BESIDE = (
+    "contiguous",
+    "kernel, 16 thread blocks",
+    "rows, 72 a command",
+    "batch, 2 threads",
+    "batch for each layer",
+)
 LOOP_S, PRODUCTS_S = 2.5, 1.5
 
 

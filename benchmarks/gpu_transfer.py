@@ -24,16 +24,18 @@ import torch
 from benchmarks.machine import describe_commit, describe_machine
 from benchmarks.transfer_engine import SLOT_BYTES, TransferEngine, transfer_engine
 
-NUM_BLOCKS = 1024
+NUM_BLOCKS = 2304
 CALL_BLOCKS = (1, 4, 16, 64, 256)
 MAX_CALLS = 48
 ROUNDS = 3
 DEPTHS = {"alone": 1, "4 queued": 4}
-# Engines: all layers in one tensor or a tensor each; and a kernel where the copy engine is chosen.
+# Engines: all layers in one tensor or a tensor each; then other ways than those chosen by themselves.
 SETUPS: dict[str, tuple[bool, dict[str, str]]] = {
     "one tensor": (True, {}),
     "tensor per layer": (False, {}),
-    "kernel": (True, {"FLEXKV_TRANSFER_THREAD_BLOCKS": "16"}),
+    "tensor per layer, 3 threads": (False, {"FLEXKV_TRANSFER_QUEUE_THREADS": "3"}),
+    "one tensor, batch": (True, {"FLEXKV_TRANSFER_PATH": "batch"}),
+    "one tensor, kernel": (True, {"FLEXKV_TRANSFER_PATH": "kernel"}),
 }
 
 
@@ -51,7 +53,7 @@ def contiguous_gbps(to_host: bool, n: int) -> float:
     host = torch.empty(n * SLOT_BYTES, dtype=torch.uint8, pin_memory=True)
     gpu = torch.empty(n * SLOT_BYTES, dtype=torch.uint8, device="cuda")
     source, target = (gpu, host) if to_host else (host, gpu)
-    repeats = max(4, NUM_BLOCKS // n // 4)
+    repeats = max(4, 512 // n)
     target.copy_(source, non_blocking=True)
     torch.cuda.synchronize()
     begin = time.perf_counter()

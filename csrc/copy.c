@@ -429,7 +429,7 @@ int copy_enqueue(uint64_t memcpy_2d_address, uint64_t stream, int direction, con
 }
 
 /* Copies of one driver call: the copy engine works on one call while the next is prepared. */
-enum { BATCH_COPIES = 512 };
+enum { BATCH_COPIES = 128 };
 
 /* CUmemcpyAttributes: sources are read in the stream's order, no hints. */
 typedef struct memcpy_attributes {

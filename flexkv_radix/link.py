@@ -57,6 +57,8 @@ class StoreLink:
             register_endpoint=self._spec.register_endpoint,
             copy_threads=self._spec.copy_threads,
             thread_blocks=self._spec.thread_blocks,
+            cuda_path=self._spec.cuda_path,
+            queue_threads=self._spec.queue_threads,
             layerwise_sockets=self._spec.layerwise_sockets,
         )
         index = self._client.index

@@ -87,8 +87,15 @@ class FlexKVSettings(BaseSettings):
         "/tmp/flexkv_layerwise_eventfd.sock", description="eventfd hand-over"
     )
     copy_threads: int = Field(0, ge=0, description="threads that copy CPU tensors; 0: by the number of cores")
+    transfer_path: Literal["auto", "rows", "batch", "kernel"] = Field(
+        "auto",
+        description="what moves CUDA blocks: copy commands for rows, batches of copies, or a kernel",
+    )
     transfer_thread_blocks: int = Field(
-        0, ge=0, description="CUDA thread blocks of a transfer; 0: the measured default"
+        0, ge=0, description="CUDA thread blocks of a transfer by a kernel; 0: the measured default"
+    )
+    transfer_queue_threads: int = Field(
+        0, ge=0, le=16, description="threads that queue batches of copies for a GPU; 0: the measured default"
     )
 
     @classmethod

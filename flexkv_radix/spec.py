@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexkv_radix.transfer.protocol import LayerwiseSocket
+from flexkv_radix.transfer.protocol import CudaPath, LayerwiseSocket
 from radixshmem import Geometry
 
 
@@ -20,6 +20,8 @@ class EngineSpec:
     layerwise_sockets: tuple[LayerwiseSocket, ...] = ()
     copy_threads: int = 0
     thread_blocks: int = 0
+    cuda_path: CudaPath = CudaPath.AUTO
+    queue_threads: int = 0
     attach_timeout_s: float = 600.0
     task_ttl_s: float = 600.0
     strict: bool = False

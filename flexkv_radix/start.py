@@ -15,7 +15,7 @@ from flexkv_radix.settings import FlexKVSettings, warn_once
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.tasks import KVTaskEngine
 from flexkv_radix.trace import TracedBackend
-from flexkv_radix.transfer.protocol import LayerwiseSocket
+from flexkv_radix.transfer.protocol import CudaPath, LayerwiseSocket
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def engine_spec(
         layerwise_sockets=sockets,
         copy_threads=settings.copy_threads,
         thread_blocks=settings.transfer_thread_blocks,
+        cuda_path=CudaPath[settings.transfer_path.upper()],
+        queue_threads=settings.transfer_queue_threads,
         attach_timeout_s=settings.attach_timeout_s,
         task_ttl_s=settings.task_ttl_s,
         strict=settings.strict,

@@ -180,6 +180,7 @@ class TransferConfig:
     copy_threads: int = 0  # CPU tensors, per direction; 0: chosen from the number of cores
     thread_blocks: int = 0  # CUDA: always a kernel, of so many thread blocks; 0: chosen
     cuda_path: CudaPath = CudaPath.AUTO
+    queue_threads: int = 0  # CUDA: threads that queue one op's copies for a GPU; 0: chosen
     layerwise_sockets: tuple[LayerwiseSocket, ...] = ()
 
 

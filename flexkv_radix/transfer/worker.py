@@ -177,7 +177,7 @@ class Worker:
 
         self._send(MarkDevice())  # the client's slots need a quarantine from now on, should it die
         self._device_marked.wait()
-        return CudaMover(placement, self._config.thread_blocks, self._config.cuda_path)
+        return CudaMover(placement, self._config)
 
     def _add_eventfds(self, pp_rank: int, sock: socket.socket) -> None:
         self._drain()  # replacing eventfds closes the earlier ones

@@ -83,7 +83,12 @@ def start_gpu_engine(
     """A worker to which ranks (of this process) are registered; num_ranks counts others' too."""
     sockets = (LayerwiseSocket(str(directory / "layerwise")),) if layerwise else ()
     config = TransferConfig(
-        store.spec, num_ranks or len(ranks), f"{directory}/register", 0, thread_blocks, path, sockets
+        store.spec,
+        num_ranks or len(ranks),
+        f"{directory}/register",
+        thread_blocks=thread_blocks,
+        cuda_path=path,
+        layerwise_sockets=sockets,
     )
     lease_fd = os.memfd_create("lease")
     marked = [] if marks is None else marks

@@ -1,7 +1,15 @@
-"""The engine's own thread: attaches, starts the worker, and then turns results into answers.
+"""The engine's own thread: attaches, starts the worker, turns results into answers, and recovers.
 
-    attach --refused or timed out--> disabled (matches are misses, tasks end at once)
-    serving --worker died----------> disabled, running tasks FAILED
+    attaching --attached--> starting --all ranks registered--> serving
+        |                    |    ^                              |  |
+        | refused,           |    +---- the worker died ---------+  |
+        | timed out          | (the first start) failed             |
+        v                    v                                      |
+    disabled <---------------+      attaching <-- region retired ---+
+
+In every state but `serving` the cache is off: matches are misses and tasks end at once.  What was under
+way when the worker or the region was lost is FAILED.  `disabled` is for good: the cause is one that waiting
+does not cure, or a worker that dies again and again (restarts.py).
 
 An error of the cache never reaches the engine's request path as an exception.
 """
@@ -10,31 +18,34 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from flexkv_radix.attach import AttachCancelled
-from flexkv_radix.hold import Hold
+from flexkv_radix.jobs import Jobs
 from flexkv_radix.lifecycle import Settle, TaskState
 from flexkv_radix.link import StoreLink
 from flexkv_radix.metrics import Metrics
-from flexkv_radix.planner import BlockIds, Blocks, Transfer
+from flexkv_radix.planner import BlockIds, Transfer
+from flexkv_radix.restarts import Restarts
+from flexkv_radix.settling import Settling
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.table import Entry, TaskTable
 from flexkv_radix.tier import CacheEngineRadixShmem
+from flexkv_radix.transfer.handle import TransferHandle
 from flexkv_radix.transfer.protocol import OpResult, TransferDied, TransferOp
-from radixshmem import RadixError
+from radixshmem import RadixError, RegionRetired
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2  # how late a stop or an expiry may be noticed
 _JOB_POLL_S = 0.005  # the same while pull jobs run, which give no sign
-_SWEEP_S = 1.0
-# A device may write for a moment after its process was killed: the driver tears it down behind it.
-_QUARANTINE_S = 2.0
+_READY_POLL_S = 0.02
+_SWEEP_S = 0.5  # how late the end of a region may be noticed where no request meets it
+_REATTACH_S = 1.0  # between tries while a server that ends, or begins, says neither yes nor no
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,14 @@ class _Submitted:
     entry: Entry
     op: TransferOp
     launched_ns: int
+
+
+class _Refused(Exception):  # noqa: N818
+    """Waiting for the radix-server is of no use."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class Driver:
@@ -56,16 +75,17 @@ class Driver:
         self._on_change = on_change
         self._stop = threading.Event()
         self._link = StoreLink(spec, self._stop)
+        self._restarts = Restarts()
+        self._settling = Settling(table, metrics)
+        self._jobs = Jobs(table, self._settling)
         self._op_ids = itertools.count(1)
         self._submitted: dict[int, _Submitted] = {}
-        self._jobs: list[Entry] = []
-        self._quarantine: deque[tuple[float, Hold]] = deque()
         self._next_sweep_s = 0.0
-        self._is_closed = False  # nobody awaits results any more
+        self._has_served = False
         self._thread = threading.Thread(target=self._run, name=f"flexkv-{spec.dp_client_id}", daemon=True)
         self.tier: CacheEngineRadixShmem | None = None  # while matches are served
         self.failure: Exception | None = None  # of start-up; for is_ready() to raise
-        self.disabled = ""  # why the cache is off
+        self.disabled = ""  # why the cache is off, for good or until it is back
 
     # -- called by the engine's threads
 
@@ -79,6 +99,20 @@ class Driver:
         if self._thread.ident is not None:
             self._thread.join()
 
+    @property
+    def worker(self) -> TransferHandle | None:
+        """Whom ops registered now have to be submitted to."""
+        return self._link.worker
+
+    def drop_if_stale(self, entry: Entry) -> None:
+        """End a task that was matched on a region that is served no more; wants the table's lock."""
+        if not entry.task.state.is_terminal and entry.tier is not self.tier:
+            self.fail(entry, self.disabled or "the radix-server made its regions anew")
+
+    def fail(self, entry: Entry, error: str) -> None:
+        """End a task for which no transfer runs; wants the table's lock."""
+        self._settling.fail(entry, error)
+
     def register(
         self, entry: Entry, bound: Iterable[tuple[Transfer, BlockIds]], *, layerwise: bool, counter_id: int
     ) -> list[TransferOp]:
@@ -90,22 +124,28 @@ class Driver:
         if ops:
             entry.task.launched(len(ops))
         elif entry.task.state is TaskState.UNREADY:  # nothing to move after all
-            self._settle(entry, entry.task.finish("", time.monotonic()))
+            self._settling.settle(entry, entry.task.finish("", time.monotonic()))
         now_ns = time.monotonic_ns()
         for op in ops:
             self._submitted[op.op_id] = _Submitted(entry, op, now_ns)
         return ops
 
-    def submit(self, ops: list[TransferOp], entries: Iterable[Entry]) -> None:
-        """Hand the registered ops of entries to the worker; a dead worker ends their tasks as FAILED."""
+    def submit(self, worker: TransferHandle | None, ops: list[TransferOp], entries: Iterable[Entry]) -> None:
+        """Hand registered ops of entries to `worker` as it was then; if that died, the tasks are FAILED.
+
+        Never to another one: whoever lost that worker has ended the tasks and may have given their slots
+        away.
+        """
         try:
-            self._link.submit(ops)
+            if worker is None:
+                raise TransferDied("the transfer worker is not running")
+            worker.submit(ops)
         except (TransferDied, RuntimeError) as error:
             with self._table.lock:
                 for op in ops:
                     self._submitted.pop(op.op_id, None)
                 for entry in entries:
-                    self._settle(entry, entry.task.fail(str(error), time.monotonic()))
+                    self.fail(entry, str(error))
             return
         with self._table.lock:
             for entry in entries:
@@ -113,79 +153,90 @@ class Driver:
 
     def add_job(self, entry: Entry) -> None:
         """Await the pull job of a running task."""
-        if self._finish_job(entry):
-            return
         with self._table.lock:
-            if self._is_closed:
-                self._settle(entry, entry.task.fail(self.disabled or "shut down", time.monotonic()))
-            else:
-                self._jobs.append(entry)
+            self.drop_if_stale(entry)
+        if self._jobs.add(entry):
+            self._on_change()
 
     def cancel(self, entry: Entry) -> None:
         """Cancel a task; wants the table's lock."""
         if not entry.task.state.is_terminal:
-            self._settle(entry, entry.task.cancel(time.monotonic()))
+            self._settling.settle(entry, entry.task.cancel(time.monotonic()))
 
     # -- the thread
 
     def _run(self) -> None:
         try:
-            if self._open():
-                while not self._stop.is_set():
-                    self._step()
-        except TransferDied as error:
-            if not self._stop.is_set():
-                self._disable(f"the transfer worker died: {error}")
+            if self._spec.switched_off:
+                self._disable(self._spec.switched_off)
+            else:
+                while self._session():
+                    pass
         except Exception as error:
             self._disable(f"internal error: {error!r}")
             raise
         finally:
             self._close()
 
-    def _open(self) -> bool:
-        """Attach and start the worker; False when there is nothing to serve."""
-        if self._spec.switched_off:
-            self._disable(self._spec.switched_off)
-            return False
+    def _session(self) -> bool:
+        """Serve until the engine stops or something is lost; False when the cache stays off."""
         try:
-            tier = self._link.attach()
+            if self._link.tier is None:
+                self._attach()
+            self._start_worker()
+            self._opened()
+            while not self._stop.is_set():
+                self._step()
         except AttachCancelled:
             return False
-        except (RadixError, ValueError, TimeoutError, OSError) as error:
-            self._refused(error)
-            return False
-        try:
-            self._link.start_worker()
-        except RuntimeError as error:
-            self.failure = error
-            self._disable(f"the transfer worker could not start: {error}")
-            return False
-        self.tier = tier
-        self._on_change()
-        return True
+        except _Refused as refusal:
+            return self._refused(refusal.cause)
+        except RegionRetired as error:
+            return self._region_lost(error)
+        except TransferDied as error:
+            return self._worker_lost(error)
+        return False
 
-    def _refused(self, error: Exception) -> None:
-        if self._spec.strict:
-            self.failure = error
-        self._disable(f"radix-server {self._spec.radix_server_name}: {error}")
+    def _attach(self) -> None:
+        """Wait for the radix-server: the first time as long as the settings say, later for ever."""
+        while True:
+            try:
+                return self._link.attach(math.inf if self._has_served else self._spec.attach_timeout_s)
+            except AttachCancelled:
+                raise
+            except (ValueError, TimeoutError, OSError) as error:
+                raise _Refused(error) from error
+            except RadixError as error:
+                if not self._has_served:
+                    raise _Refused(error) from error
+                # The server that was there is closing, or the next one has not got its memory yet.
+                logger.debug("radix-server %s: %s", self._spec.radix_server_name, error)
+            if self._stop.wait(_REATTACH_S):
+                raise AttachCancelled("shut down while waiting for the radix-server")
 
-    def _disable(self, why: str) -> None:
-        self.tier = None
-        self.disabled = why
-        self._metrics.is_disabled = 1
-        logger.warning("running without the KV cache: %s", why)
+    def _start_worker(self) -> None:
+        """Start the worker and wait until all ranks have registered."""
+        self._link.start_worker()
+        while not self._link.is_worker_ready():
+            self._sweep()
+            if self._stop.wait(_READY_POLL_S):
+                raise AttachCancelled("shut down while waiting for the ranks")
+
+    def _opened(self) -> None:
+        if self._has_served:
+            logger.warning("the KV cache is back")
+        self._has_served = True
+        self.disabled, self._metrics.is_disabled = "", 0
+        self.tier = self._link.tier
         self._on_change()
 
     def _step(self) -> None:
         results = self._link.poll(_JOB_POLL_S if self._jobs else _POLL_S)
         for result in results:
             self._take(result)
-        self._finish_jobs()
-        if (now_s := time.monotonic()) >= self._next_sweep_s:
-            self._next_sweep_s = now_s + _SWEEP_S
-            self._sweep(now_s)
-        if results:
+        if self._jobs.finish() or results:
             self._on_change()
+        self._sweep()
 
     def _take(self, result: OpResult) -> None:
         with self._table.lock:
@@ -196,107 +247,85 @@ class Driver:
             error = "" if result.ok else result.error or "the transfer failed"
             settle = entry.task.transfer_done(error, time.monotonic())
             if settle is not Settle.COMMIT:
-                self._settle(entry, settle)
+                self._settling.settle(entry, settle)
         if settle is Settle.COMMIT:
-            self._commit(entry)
+            self._settling.commit(entry)
         times_ns = (submitted.launched_ns, result.started_ns, result.finished_ns, time.monotonic_ns())
         if result.ok:
             self._metrics.transferred(op.kind, op.component, len(op.slots), result.num_bytes, times_ns)
 
-    def _commit(self, entry: Entry) -> None:
-        error = "internal error while publishing"
-        try:
-            error = entry.hold.commit()
-        except RadixError as radix_error:
-            error = str(radix_error)
-        finally:  # whatever happened: who waits gets an answer
-            with self._table.lock:
-                entry.task.settled(error, time.monotonic())
-                self._ended(entry)
-
-    def _settle(self, entry: Entry, settle: Settle) -> None:
-        """Give back what a task holds that ended without success; wants the table's lock."""
-        if settle is Settle.GIVE_BACK:
-            _give_back(entry.hold)
-            self._ended(entry)
-
-    def _ended(self, entry: Entry) -> None:
-        key = entry.task.kind, entry.task.state
-        self._metrics.tasks[key] = self._metrics.tasks.get(key, 0) + 1
-        self._table.note_end(entry)
-
-    def _finish_jobs(self) -> None:
-        with self._table.lock:
-            jobs = list(self._jobs)
-        over = [entry for entry in jobs if self._finish_job(entry)]
-        if over:
-            with self._table.lock:
-                self._jobs = [entry for entry in self._jobs if entry not in over]
-
-    def _finish_job(self, entry: Entry) -> bool:
-        """True once a prefetch is over."""
-        job, task = entry.hold.job, entry.task
-        if job is None or task.state.is_terminal:
-            return True
-        if not job.done() and not task.is_cancelled:
-            return False
-        error = ""
-        if not task.is_cancelled:
-            try:
-                task.set_moved(Blocks(0, job.wait(0.0).common_hit))
-            except (RadixError, TimeoutError) as failure:
-                error = str(failure)
-        with self._table.lock:
-            settle = task.transfer_done(error, time.monotonic())
-            if settle is Settle.COMMIT:
-                task.settled("", time.monotonic())
-                settle = Settle.GIVE_BACK
-            self._settle(entry, settle)
-        self._on_change()
-        return True
-
-    def _sweep(self, now_s: float) -> None:
+    def _sweep(self) -> None:
+        """What is looked at now and then.  RegionRetired if the region is served no more."""
+        now_s = time.monotonic()
+        if now_s < self._next_sweep_s:
+            return
+        self._next_sweep_s = now_s + _SWEEP_S
         with self._table.lock:
             for entry in self._table.expire(now_s):
                 logger.warning("task %d was matched but never launched: cancelled", entry.task.task_id)
                 self.cancel(entry)
-        self._release_quarantine(now_s)
+        self._settling.release_quarantine(now_s)
+        self._link.check_region()
 
-    # -- the end
+    # -- losses
+
+    def _worker_lost(self, error: TransferDied) -> bool:
+        if self._stop.is_set():
+            return False
+        if not self._has_served:
+            self.failure = error
+            self._disable(f"the transfer worker could not start: {error}")
+            return False
+        pause_s = self._restarts.died(time.monotonic())
+        if pause_s is None:
+            self._disable(f"the transfer worker died: {error} ({self._restarts}, it is not started again)")
+            return False
+        self._suspend(f"the transfer worker died: {error}; it is started again")
+        self._link.stop_worker()
+        self._end_all()
+        end_s = time.monotonic() + pause_s
+        while (left_s := end_s - time.monotonic()) > 0 and not self._stop.wait(min(left_s, _POLL_S)):
+            self._settling.release_quarantine(time.monotonic())
+        return not self._stop.is_set()
+
+    def _region_lost(self, error: RegionRetired) -> bool:
+        self._suspend(f"radix-server {self._spec.radix_server_name}: {error}; waiting for another")
+        self._link.stop_worker()
+        self._end_all()
+        self._link.leave()
+        return True
+
+    def _end_all(self) -> None:
+        """End all tasks.  Nobody may be working on them any more."""
+        with self._table.lock:
+            self._submitted.clear()
+        self._settling.lose_all(self.disabled or "shut down")
+        self._jobs.finish()
+        self._on_change()
+
+    def _refused(self, error: Exception) -> bool:
+        if self._spec.strict and not self._has_served:
+            self.failure = error
+        self._disable(f"radix-server {self._spec.radix_server_name}: {error}")
+        return False
+
+    def _suspend(self, why: str) -> None:
+        self.tier = None
+        self.disabled = why
+        self._metrics.is_disabled = 1
+        logger.warning("running without the KV cache: %s", why)
+
+    def _disable(self, why: str) -> None:
+        self._suspend(why)
+        self._on_change()
 
     def _close(self) -> None:
         self._link.stop_worker()
-        deadline_s = time.monotonic() + _QUARANTINE_S
-        with self._table.lock:
-            self.tier = None
-            self._is_closed = True
-            self._submitted.clear()
-            for entry in self._table.unfinished():
-                self._lose(entry, deadline_s)
-        self._on_change()
-        while not self._stop.is_set() and self._quarantine:
-            self._stop.wait(max(0.0, self._quarantine[0][0] - time.monotonic()))
-            self._release_quarantine(time.monotonic())
-        self._link.close()  # takes back whatever is still staged, with the quarantine of the region
-
-    def _lose(self, entry: Entry, deadline_s: float) -> None:
-        """End a task for which nothing will come any more; its slots stay aside for a moment."""
-        task = entry.task
-        settle = task.fail(self.disabled or "shut down", time.monotonic())
-        if settle is not Settle.GIVE_BACK:
-            return
-        entry.hold.release_pins()
-        self._quarantine.append((deadline_s, Hold(staged=entry.hold.staged)))
-        entry.hold = Hold()
-        self._ended(entry)
-
-    def _release_quarantine(self, now_s: float) -> None:
-        while self._quarantine and self._quarantine[0][0] <= now_s:
-            _give_back(self._quarantine.popleft()[1])
-
-
-def _give_back(hold: Hold) -> None:
-    try:
-        hold.give_back()
-    except RadixError as error:  # a retired region takes nothing back, and needs nothing
-        logger.warning("pins or slots could not be given back: %s", error)
+        self.tier = None
+        self._end_all()
+        while not self._stop.is_set():
+            due_s = self._settling.release_quarantine(time.monotonic())
+            if due_s is None:
+                break
+            self._stop.wait(due_s - time.monotonic())
+        self._link.leave()  # takes back whatever is still staged, with the quarantine of the region

@@ -14,6 +14,7 @@ No layer of a failed load is signalled any more: its bytes must not be used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -28,7 +29,6 @@ NUM_COUNTERS = 3
 HANDSHAKE = struct.Struct("=4i")
 COUNTER = struct.Struct("=i")
 ACCEPTED = b"\x01"
-DEFAULT_SOCKET = "/tmp/flexkv_layerwise_eventfd.sock"
 _REPLY_TIMEOUT_S = 30.0
 
 
@@ -41,7 +41,9 @@ def build_layerwise_eventfd_socket_path(dp_client_id: int, pp_rank: int, model_c
 
     FLEXKV_LAYERWISE_EVENTFD_SOCKET, plus _pp<rank> and _dp<id> where model_config has more than one.
     """
-    path = os.environ.get("FLEXKV_LAYERWISE_EVENTFD_SOCKET") or DEFAULT_SOCKET
+    from flexkv_radix.settings import load_settings  # of no use to the worker, which imports this module
+
+    path = load_settings().layerwise_eventfd_socket
     if getattr(model_config, "pp_size", 1) > 1:
         path += f"_pp{pp_rank}"
     if getattr(model_config, "dp_size", 1) > 1:
@@ -58,19 +60,30 @@ class LayerEvents:
         self._arrived: list[set[int]] = [set() for _ in range(num_counters)]
         self._failed: set[int] = set()
         self._sock: socket.socket | None = None
+        self._worker: tuple[str, int, int] | None = None  # arguments of connect()
 
     def connect(self, path: str, rank: int, num_ranks: int, timeout_s: float = 360.0) -> None:
         """Hand the eventfds to the worker that listens, or will listen, on path."""
-        self._sock = connect(path, timeout_s)
-        self._sock.settimeout(_REPLY_TIMEOUT_S)
-        self._sock.sendall(HANDSHAKE.pack(rank, num_ranks, len(self._fds[0]), len(self._fds)))
-        for counter_id, fds in enumerate(self._fds):
-            send_fds(self._sock, fds, COUNTER.pack(counter_id))
-        if self._sock.recv(1) != ACCEPTED:
-            raise RuntimeError(f"{path}: the transfer worker refused the eventfds of rank {rank}")
+        self._worker = path, rank, num_ranks
+        sock = connect(path, timeout_s)
+        try:
+            sock.settimeout(_REPLY_TIMEOUT_S)
+            sock.sendall(HANDSHAKE.pack(rank, num_ranks, len(self._fds[0]), len(self._fds)))
+            for counter_id, fds in enumerate(self._fds):
+                send_fds(sock, fds, COUNTER.pack(counter_id))
+            if sock.recv(1) != ACCEPTED:
+                raise RuntimeError(f"{path}: the transfer worker refused the eventfds of rank {rank}")
+        except BaseException:
+            sock.close()
+            raise
+        self._sock = sock
 
     def reset(self, counter_id: int) -> None:
-        """Forget what an earlier load signalled; call before the load that signals counter_id is launched."""
+        """Forget what an earlier load signalled; call before the load that signals counter_id is launched.
+
+        If the worker was replaced, the new one is given the eventfds; while there is none, loads fail.
+        """
+        self._follow_worker()
         self._arrived[counter_id].clear()
         self._failed.discard(counter_id)
         for fd in self._fds[counter_id]:
@@ -92,9 +105,20 @@ class LayerEvents:
             elif not self._wait_readable(fd, deadline_s - time.monotonic()):
                 raise TimeoutError(f"layer {layer} of counter {counter_id} did not arrive in {timeout_s} s")
 
+    def _follow_worker(self) -> None:
+        if self._worker is None or (self._sock is not None and not _is_gone(self._sock)):
+            return
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        with contextlib.suppress(OSError, RuntimeError):
+            self.connect(*self._worker, timeout_s=0.0)
+
     def _wait_readable(self, fd: int, timeout_s: float) -> bool:
-        if self._sock is None:
+        if self._worker is None:
             raise RuntimeError("connect() comes before wait()")
+        if self._sock is None:
+            raise TransferDied("the transfer worker is gone")
         poller = select.poll()
         poller.register(fd, select.POLLIN)
         poller.register(self._sock, select.POLLIN)
@@ -112,6 +136,15 @@ class LayerEvents:
             fds.clear()
         if self._sock is not None:
             self._sock.close()
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    """Whether the worker has closed its end; failures that it told are left to be read."""
+    readable, _, _ = select.select([sock], [], [], 0)
+    try:
+        return bool(readable) and not sock.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def _take_signal(fd: int) -> bool:

@@ -16,39 +16,47 @@ from flexkv_radix.transfer.protocol import (
     StoreSpec,
     TransferConfig,
     TransferDied,
-    TransferOp,
 )
-from radixshmem import ComponentType, RadixClient
+from radixshmem import ComponentType, RadixClient, RadixError, RegionRetired
 
 logger = logging.getLogger(__name__)
 
-_READY_POLL_S = 0.02
-
 
 class StoreLink:
-    """Attaches, starts the worker, and closes both in the right order."""
+    """Attaches, starts the worker, and ends both; each can be done again."""
 
     def __init__(self, spec: EngineSpec, stop: threading.Event) -> None:
         self._spec = spec
         self._stop = stop
-        self._transfers: TransferHandle | None = None
         self._client: RadixClient | None = None
         self._store: StoreSpec | None = None
+        self.tier: CacheEngineRadixShmem | None = None  # while attached
+        self.worker: TransferHandle | None = None  # while it runs
 
-    def attach(self) -> CacheEngineRadixShmem:
+    def attach(self, timeout_s: float) -> None:
         """Wait for the radix-server.  Raises what attach_radix_client does, and RadixError without slots."""
-        spec = self._spec
-        self._client = attach_radix_client(
-            spec.radix_server_name, spec.geometry, spec.attach_timeout_s, self._stop
-        )
-        self._store = store_spec(self._client)
-        return CacheEngineRadixShmem(self._client)
+        client = attach_radix_client(self._spec.radix_server_name, self._spec.geometry, timeout_s, self._stop)
+        try:
+            self._store = store_spec(client)
+            self.tier = CacheEngineRadixShmem(client)
+        except BaseException:
+            client.close()
+            raise
+        self._client = client
+
+    def check_region(self) -> None:
+        """RegionRetired if the radix-server ended for good or made its regions anew."""
+        if self._client is None:
+            return
+        try:
+            self._client.mempool_total()
+        except RegionRetired:
+            raise
+        except RadixError as error:  # requests meet it too, and count as misses
+            logger.debug("the region cannot be looked at: %s", error)
 
     def start_worker(self) -> None:
-        """Start the transfer worker and wait until all ranks have registered, or the engine stops.
-
-        RuntimeError with the worker's text if it cannot start.
-        """
+        """Start the transfer worker; returns at once."""
         assert self._client is not None, "attach() comes first"
         assert self._store is not None, "attach() comes first"
         config = TransferConfig(
@@ -62,35 +70,33 @@ class StoreLink:
             layerwise_sockets=self._spec.layerwise_sockets,
         )
         index = self._client.index
-        self._transfers = TransferHandle(config, lease_fd=index.lease_fd(), mark_device=index.set_device)
-        self._transfers.start()
-        while not self._transfers.is_ready():
-            if self._stop.wait(_READY_POLL_S):
-                return
+        worker = TransferHandle(config, lease_fd=index.lease_fd(), mark_device=index.set_device)
+        worker.start()
+        self.worker = worker
 
-    def submit(self, ops: list[TransferOp]) -> None:
-        """Hand ops to the worker; TransferDied when it is gone."""
-        if self._transfers is None:
-            raise TransferDied("the transfer worker is not running")
-        self._transfers.submit(ops)
+    def is_worker_ready(self) -> bool:
+        """Whether all ranks have registered.  TransferDied with the worker's text if it cannot start."""
+        return self.worker is not None and self.worker.is_ready()
 
     def poll(self, timeout_s: float) -> list[OpResult]:
         """Finished transfers; waits up to timeout_s for the first.  TransferDied when the worker is gone."""
-        if self._transfers is None:
+        if self.worker is None:
             raise TransferDied("the transfer worker is not running")
-        return self._transfers.poll(timeout_s)
+        return self.worker.poll(timeout_s)
 
     def stop_worker(self) -> None:
         """After this nobody writes to staged slots any more."""
-        if self._transfers is not None:
-            self._transfers.shutdown()
-            self._transfers = None
+        if self.worker is not None:
+            self.worker.shutdown()
+            self.worker = None
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Stop the worker, then leave the radix-server: it takes back whatever is still held."""
         self.stop_worker()
+        self.tier = None
         if self._client is not None:
             self._client.close()
+            self._client = None
 
 
 def store_spec(client: RadixClient) -> StoreSpec:

@@ -18,6 +18,7 @@ from flexkv_radix.hold import Hold
 from flexkv_radix.lifecycle import Member, Task, TaskState
 from flexkv_radix.planner import NO_BLOCKS
 from flexkv_radix.responses import KVResponseStatus
+from flexkv_radix.tier import CacheEngineRadixShmem
 
 _MAX_ENDED = 16384  # far more than an engine has requests
 
@@ -39,13 +40,14 @@ class Answer:
 
 
 class Entry:
-    """A task and what it holds."""
+    """A task, what it holds, and of which tier that is (None: it holds nothing)."""
 
-    __slots__ = ("hold", "task")
+    __slots__ = ("hold", "task", "tier")
 
-    def __init__(self, task: Task, hold: Hold) -> None:
+    def __init__(self, task: Task, hold: Hold, tier: CacheEngineRadixShmem | None) -> None:
         self.task = task
         self.hold = hold
+        self.tier = tier
 
 
 class TaskTable:

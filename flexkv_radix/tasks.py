@@ -17,7 +17,7 @@ from flexkv_radix.config import CacheConfig
 from flexkv_radix.driver import Driver
 from flexkv_radix.hold import Hold
 from flexkv_radix.launching import Launch, check_launch, num_window_blocks, window_tail
-from flexkv_radix.lifecycle import Member, Task, TaskKind
+from flexkv_radix.lifecycle import Member, Task, TaskKind, TaskState
 from flexkv_radix.matching import Matched, match_get, match_put, window_transfer
 from flexkv_radix.metrics import Metrics, MetricsEndpoint, NodeCounts
 from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge
@@ -29,6 +29,8 @@ from flexkv_radix.transfer.protocol import TransferOp
 from radixshmem import COMPONENT_MASK_FULL, COMPONENT_MASK_SWA, ComponentType, RadixError
 
 logger = logging.getLogger(__name__)
+
+Bound = list[tuple[Transfer, BlockIds]]
 
 
 class KVTaskEngine:
@@ -93,7 +95,7 @@ class KVTaskEngine:
         self, hashes: Hashes, num_tokens: int, wanted: Blocks, *, swa: bool = False
     ) -> tuple[int, Blocks]:
         """Match and pin; the task waits for launch() with the blocks returned; without any it is over."""
-        matched, tier = None, self._driver.tier
+        matched, tier = None, self.tier
         if tier is not None and len(hashes):
             try:
                 matched = match_get(tier, hashes, wanted, swa=swa)
@@ -105,7 +107,7 @@ class KVTaskEngine:
         with self._table.lock:
             metrics.hit_blocks += matched.hit
             metrics.miss_blocks += len(hashes) - matched.hit
-            self._add(task_id, TaskKind.GET, num_tokens, matched)
+            self._add(task_id, TaskKind.GET, num_tokens, tier, matched)
         return task_id, matched.blocks
 
     def put_match(
@@ -128,7 +130,7 @@ class KVTaskEngine:
         with self._table.lock:
             self.metrics.allocated_blocks += matched.num_taken
             self.metrics.no_space_blocks += matched.num_missing
-            self._add(task_id, TaskKind.PUT, num_tokens, matched, error)
+            self._add(task_id, TaskKind.PUT, num_tokens, tier, matched, error)
         return task_id, matched.blocks
 
     def prefetch(self, hashes: Hashes, num_tokens: int, *, swa: bool = False) -> int:
@@ -142,7 +144,7 @@ class KVTaskEngine:
             except (RadixError, TimeoutError) as pull_error:
                 error = str(pull_error)
         with self._table.lock:
-            entry = self._add(task_id, TaskKind.PREFETCH, num_tokens, matched, error)
+            entry = self._add(task_id, TaskKind.PREFETCH, num_tokens, tier, matched, error)
             if matched.needs_launch:
                 entry.task.launched(1)
                 entry.task.submitted()
@@ -150,11 +152,14 @@ class KVTaskEngine:
             self._driver.add_job(entry)
         return task_id
 
-    def _add(self, task_id: int, kind: TaskKind, num_tokens: int, matched: Matched, error: str = "") -> Entry:
+    def _add(
+        self, task_id: int, kind: TaskKind, num_tokens: int, tier: CacheEngineRadixShmem | None,
+        matched: Matched, error: str = "",
+    ) -> Entry:  # fmt: skip
         """Enter a task; it is over if it needs no launch.  Wants the table's lock."""
         now_s = time.monotonic()
         task = Task(task_id, kind, (Member(num_tokens, matched.blocks),), matched.transfers, now_s)
-        entry = Entry(task, matched.hold)
+        entry = Entry(task, matched.hold, tier)
         if not matched.needs_launch:
             task.finish(error, now_s)
         self._table.add(entry)
@@ -183,14 +188,15 @@ class KVTaskEngine:
         """
         with self._table.lock:
             entries = self._launchable(launches, as_batch)
+            worker = self._driver.worker
             bound = [self._bind(entry, launch) for entry, launch in zip(entries, launches, strict=True)]
             if as_batch and len(entries) > 1:
-                entries, bound = [self._merge(entries)], [merge(pair for pairs in bound for pair in pairs)]
+                entries, bound = self._merge(entries, bound)
             ops: list[TransferOp] = []
             for entry, pairs in zip(entries, bound, strict=True):
                 ops += self._driver.register(entry, pairs, layerwise=layerwise, counter_id=counter_id)
         if ops:
-            self._driver.submit(ops, entries)
+            self._driver.submit(worker, ops, entries)
         return [entry.task.task_id for entry in entries]
 
     def _launchable(self, launches: Sequence[Launch], as_batch: bool) -> list[Entry]:
@@ -200,6 +206,7 @@ class KVTaskEngine:
             entry = self._table.get(launch.task_id)
             if entry is None:
                 raise ValueError(f"task_ids: task {launch.task_id} is not known, or was answered before")
+            self._driver.drop_if_stale(entry)
             check_launch(entry, launch, self.tier.swa_window_blocks if self.tier else 0)
             entries.append(entry)
         if len({entry.task.task_id for entry in entries}) < len(entries):
@@ -208,26 +215,37 @@ class KVTaskEngine:
             raise ValueError("as_batch: GETs and PUTs cannot become one task; launch them apart")
         return entries
 
-    def _bind(self, entry: Entry, launch: Launch) -> list[tuple[Transfer, BlockIds]]:
+    def _bind(self, entry: Entry, launch: Launch) -> Bound:
         """Pair a task's transfers with the engine's blocks, which check_launch() found to fit."""
-        task, tier = entry.task, self.tier
-        if task.state.is_terminal:  # a miss, or it ended meanwhile: its answer says so
+        task, tier = entry.task, entry.tier
+        if task.state.is_terminal or tier is None:  # a miss, or it ended meanwhile: its answer says so
             return []
         transfers = list(task.transfers)
-        if task.kind is TaskKind.PUT and launch.swa_blocks is not None and tier is not None:
-            transfers.append(window_transfer(tier, entry.hold, num_window_blocks(launch, tier)))
+        if task.kind is TaskKind.PUT and launch.swa_blocks is not None:
+            try:
+                transfers.append(window_transfer(tier, entry.hold, num_window_blocks(launch, tier)))
+            except RadixError as error:
+                self._driver.fail(entry, str(error))
+                return []
         given = [launch.gpu_blocks, *(window_tail(launch, len(t.slots)) for t in transfers[1:])]
         return bind(transfers, given)
 
-    def _merge(self, entries: Sequence[Entry]) -> Entry:
-        """One task with the members and holds of all, which are forgotten."""
+    def _merge(self, entries: Sequence[Entry], bound: Sequence[Bound]) -> tuple[list[Entry], list[Bound]]:
+        """One task with the members, holds and transfers of all, which are forgotten.
+
+        A batch is done as a whole or not at all: it ends as the first of them that ended without success.
+        """
         members = tuple(member for entry in entries for member in entry.task.members)
         task = Task(self._table.new_id(), entries[0].task.kind, members, (), time.monotonic())
-        merged = Entry(task, Hold.joined(entry.hold for entry in entries))
+        merged = Entry(task, Hold.joined(entry.hold for entry in entries), self.tier)
         for entry in entries:
             self._table.forget(entry.task.task_id)
         self._table.add(merged)
-        return merged
+        for entry in entries:
+            if entry.task.state in (TaskState.FAILED, TaskState.CANCELLED):
+                self._driver.fail(merged, entry.task.error or "a task of the batch was cancelled")
+                return [merged], [[]]
+        return [merged], [merge(pair for pairs in bound for pair in pairs)]
 
     # -- answers
 

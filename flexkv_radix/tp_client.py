@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -27,6 +26,8 @@ _WORKER_TIMEOUT_S = 900.0
 _ANSWER_TIMEOUT_S = 120.0  # the worker maps the tensors one rank after the other
 _RECHECK_S = 0.5
 _POLL_S = 0.02
+_AGAIN_POLL_S = 0.1  # a worker that is started again, or never: no need to look as often
+_REFUSED_PAUSE_S = 5.0
 
 
 class KVTPClient:
@@ -52,6 +53,7 @@ class KVTPClient:
         self._thread: threading.Thread | None = None
         self._tensors: Sequence[torch.Tensor] = ()  # what was shared lives as long as they do
         self._step: torch.cuda.Event | None = None  # what stores wait for
+        self._was_registered = False
         self.error = ""  # why the worker, or waiting for it, failed
 
     def register_to_server(
@@ -145,22 +147,35 @@ class KVTPClient:
             self._registered.clear()
 
     def _register(self, rank: RegisterRank, fds: Sequence[int]) -> Registration | None:
-        try:
-            self._await_worker()
-            return register_rank(self._endpoint, rank, fds, _ANSWER_TIMEOUT_S)
-        except (OSError, RuntimeError) as error:
-            self.error = str(error)
-            self._registered.set()
-            if not self._stop.is_set():
-                logger.warning("%s: KV tensors are not registered, the engine runs without its cache: %s",
-                               rank.place, error)  # fmt: skip
-            return None
+        """Register as soon as a worker listens.
 
-    def _await_worker(self) -> None:
-        """Wait until somebody listens, or close()."""
+        None after close(), or where trying further is of no use: before the first success when the worker
+        refuses or does not come up in time.  Later there is no hurry: the engine runs without its cache.
+        """
         deadline_s = time.monotonic() + _WORKER_TIMEOUT_S
-        while not os.path.exists(self._endpoint):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"no transfer worker came up at {self._endpoint} in {_WORKER_TIMEOUT_S} s")
-            if self._stop.wait(_POLL_S):
-                raise ConnectionAbortedError("closed")
+        while not self._stop.is_set():
+            try:
+                registration = register_rank(self._endpoint, rank, fds, _ANSWER_TIMEOUT_S, wait=False)
+            except OSError as error:  # nobody listens, or the worker died meanwhile
+                if not self._was_registered and time.monotonic() > deadline_s:
+                    self._give_up(rank, f"no transfer worker came up in {_WORKER_TIMEOUT_S} s: {error}")
+                    return None
+                pause_s = _AGAIN_POLL_S if self._was_registered else _POLL_S
+            except RuntimeError as error:  # the worker's refusal
+                if not self._was_registered:
+                    self._give_up(rank, str(error))
+                    return None
+                logger.warning("%s: KV tensors are not registered again: %s", rank.place, error)
+                pause_s = _REFUSED_PAUSE_S
+            else:
+                self._was_registered = True
+                return registration
+            self._stop.wait(pause_s)
+        return None
+
+    def _give_up(self, rank: RegisterRank, why: str) -> None:
+        self.error = why
+        self._registered.set()
+        logger.warning(
+            "%s: KV tensors are not registered, the engine runs without its cache: %s", rank.place, why
+        )

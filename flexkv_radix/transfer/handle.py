@@ -28,7 +28,7 @@ from flexkv_radix.transfer.protocol import (
     TransferDied,
     TransferOp,
 )
-from flexkv_radix.transfer.wire import Channel
+from flexkv_radix.transfer.wire import Channel, send_fds
 
 _STOP_TIMEOUT_S = 10.0  # a worker that does not stop by then is killed
 
@@ -36,9 +36,12 @@ _STOP_TIMEOUT_S = 10.0  # a worker that does not stop by then is killed
 class TransferHandle:
     """Spawns the transfer worker of one engine and talks to it.
 
-    lease_fd is dup'ed into the worker, so that the client's staged slots stay its own until the
-    worker is gone.  mark_device is called (by is_ready or poll) before the worker registers slots
-    with a device: pass RadixClient.set_device.
+    The worker shares lease_fd's open file, so that the client's staged slots stay its own until the
+    worker is gone.  It is handed over through the socket: a second descriptor in this process would
+    outlive a fork of it, which the first one does not (csrc/fds.c).
+
+    mark_device is called (by is_ready or poll) before the worker registers slots with a device: pass
+    RadixClient.set_device.
 
     submit() may be called from any thread; is_ready() and poll() from one at a time.
     """
@@ -61,15 +64,13 @@ class TransferHandle:
     def start(self) -> None:
         """Spawn the worker and return at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        lease_fd = os.dup(self._lease_fd)
+        send_fds(ours, [self._lease_fd])
         self._channel = Channel(ours)
-        self._thread = threading.Thread(
-            target=self._keep, args=(theirs, lease_fd), name="transfer", daemon=True
-        )
+        self._thread = threading.Thread(target=self._keep, args=(theirs,), name="transfer", daemon=True)
         self._thread.start()
         self._send(Start(self._config))
 
-    def _keep(self, theirs: socket.socket, lease_fd: int) -> None:
+    def _keep(self, theirs: socket.socket) -> None:
         """Spawn the worker and wait for its end.
 
         The kernel ends a child when the *thread* that made it dies (PR_SET_PDEATHSIG), so this one
@@ -84,15 +85,16 @@ class TransferHandle:
         ]
         try:
             self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(), lease_fd), stdin=subprocess.DEVNULL, env=_environment()
+                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=_environment()
             )
         except OSError as error:
             self._failure = f"cannot start {command[0]}: {error}"
         finally:
             theirs.close()
-            os.close(lease_fd)
         if self._process is not None:
             self._process.wait()
+        with contextlib.suppress(OSError):  # a process forked meanwhile may have a copy of `theirs`
+            self._started().sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def pid(self) -> int | None:
@@ -104,12 +106,12 @@ class TransferHandle:
         return self._started().fileno()
 
     def is_ready(self) -> bool:
-        """True once every rank has registered.  RuntimeError with the worker's text if start-up failed."""
+        """True once every rank has registered.  TransferDied with the worker's text if start-up failed."""
         channel = self._started()
         if not self._is_ready:
             self._read()
         if not self._is_ready and not channel.is_open:
-            raise RuntimeError(f"transfer worker: start-up failed: {self._cause()}")
+            raise TransferDied(f"transfer worker: start-up failed: {self._cause()}")
         return self._is_ready
 
     def submit(self, ops: list[TransferOp]) -> None:
@@ -143,7 +145,7 @@ class TransferHandle:
             return
         with contextlib.suppress(TransferDied):
             self._send(Stop())
-        self._thread.join(_STOP_TIMEOUT_S)
+            self._thread.join(_STOP_TIMEOUT_S)
         if self._thread.is_alive() and self._process is not None:
             self._process.kill()
             self._thread.join()

@@ -30,16 +30,16 @@ class Registration:
 
 
 def register_rank(
-    endpoint: str, rank: RegisterRank, fds: Sequence[int], timeout_s: float = 600.0
+    endpoint: str, rank: RegisterRank, fds: Sequence[int], timeout_s: float = 600.0, *, wait: bool = True
 ) -> Registration:
-    """Register rank with the worker that listens, or will listen, on endpoint.
+    """Register rank with the worker that listens, or (unless wait is False) will listen, on endpoint.
 
     fds: one per CPU storage, in the order of rank.storages; they stay the caller's.  The memory has
     to stay allocated as long as the registration.  Raises TimeoutError when no worker comes up or
-    answers, RuntimeError with its text when it refuses.
+    answers, another OSError when it ends meanwhile, RuntimeError with its text when it refuses.
     """
     deadline_s = time.monotonic() + timeout_s
-    channel = Channel(connect(endpoint, timeout_s))
+    channel = Channel(connect(endpoint, timeout_s if wait else 0.0))
     try:
         channel.sock.settimeout(max(0.1, deadline_s - time.monotonic()))
         channel.send(Register(rank))

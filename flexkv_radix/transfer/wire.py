@@ -9,6 +9,7 @@ What goes over them:
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -21,6 +22,8 @@ FDS_PER_BATCH = 200  # the kernel refuses more than 253 in one message
 MAX_MESSAGE_BYTES = 64 << 20  # an op of a million blocks is 12 MiB
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 << 10
+_LISTEN_TIMEOUT_S = 10.0
+_LISTEN_RETRY_S = 1.0
 
 
 class Channel:
@@ -155,14 +158,17 @@ def socket_path(endpoint: str) -> str:
 
 
 def listen(endpoint: str) -> socket.socket:
-    """Listen on endpoint, for this user only; a socket file that nobody serves any more is replaced."""
+    """Listen on endpoint, for this user only; a socket file that nobody serves any more is replaced.
+
+    Waits for a killed worker's socket to close, which it does after the memory that it pinned.
+    """
     path = socket_path(endpoint)
-    if os.path.exists(path):
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) == 0:
-                raise RuntimeError(
-                    f"{path}: another transfer worker listens here; give each engine its own path"
-                )
+    deadline_s = time.monotonic() + _LISTEN_TIMEOUT_S
+    while _is_served(path):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{path}: another transfer worker listens here; give each engine its own path")
+        time.sleep(_LISTEN_RETRY_S)
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -173,6 +179,11 @@ def listen(endpoint: str) -> socket.socket:
         listener.close()
         raise RuntimeError(f"{path}: cannot listen: {error}") from error
     return listener
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
 
 
 def connect(endpoint: str, timeout_s: float) -> socket.socket:

@@ -223,6 +223,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     logging.basicConfig(level=logging.INFO, format="%(asctime)s transfer worker: %(message)s")
     engine = Channel(socket.socket(fileno=int(sys.argv[1])))
+    receive_fds(engine.sock, 1)  # the client's lease: held until this process ends
     start = engine.receive()
     if not isinstance(start, Start):
         return 1

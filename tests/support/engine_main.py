@@ -60,7 +60,7 @@ class Commands:
         return self._engine.manager.disabled
 
     def worker_pid(self) -> int:
-        return int(self._engine.manager._backend._driver._link._transfers.pid)  # type: ignore[attr-defined]
+        return int(self._engine.manager._backend._driver.worker.pid)  # type: ignore[attr-defined]
 
 
 def _array(tokens: list[int]) -> Tokens:

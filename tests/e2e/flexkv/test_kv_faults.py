@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -25,10 +23,6 @@ HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
 DATA_BYTES = 64 * SMALL_SLOT_BYTES
 
 
-def worker_of(engine: Engine) -> int:
-    return engine.manager._backend._driver._link._transfers.pid
-
-
 def serves_on(engine: Engine) -> None:
     """Without its cache an engine's calls are misses."""
     for match in (engine.manager.get_match, engine.manager.put_match):
@@ -44,37 +38,6 @@ def serves_on(engine: Engine) -> None:
 
 def cache_off_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if "without the KV cache" in record.message]
-
-
-def test_a_killed_transfer_worker(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    name = node.serve(data_bytes=DATA_BYTES)
-    with small_engine(name, tmp_path).wait_ready() as engine:
-        engine.put(PROMPT, HERE)
-        client = node.join(name)
-        os.kill(worker_of(engine), signal.SIGSTOP)  # so that what is launched now is still running
-        engine.compute(tokens_of(4 * BLOCK, 1), HERE)
-        put, _ = engine.manager.put_match(tokens_of(4 * BLOCK, 1))
-        get, _ = engine.manager.get_match(PROMPT)
-        unlaunched, _ = engine.manager.get_match(PROMPT)
-        engine.manager.launch([put, get], [engine.slots(HERE[:4]), engine.slots(THERE)])
-        start_s = time.monotonic()
-        os.kill(worker_of(engine), signal.SIGKILL)
-        responses = engine.manager.wait([put, get], timeout=20)
-        assert time.monotonic() - start_s < 5
-        assert {response.status for response in responses.values()} == {KVResponseStatus.FAILED}
-        assert all("worker" in response.error for response in responses.values())
-        assert "worker" in engine.expect(unlaunched, KVResponseStatus.FAILED).error
-        assert engine.manager.is_ready()
-        full = eventually(lambda: _nothing_held(client), "pins and staged slots", timeout_s=5)
-        assert full["num_published"] == 5
-        serves_on(engine)
-        assert engine.manager._backend.metrics.is_disabled
-        assert len(cache_off_warnings(caplog)) == 1
-
-
-def _nothing_held(client):
-    full = client.stats()["pool"]["full"]
-    return full if (full["num_pins"], full["num_staged"]) == (0, 0) else None
 
 
 def test_a_radix_server_that_comes_late(
@@ -179,27 +142,6 @@ def test_two_engines_on_one_register_endpoint(node: Node, tmp_path: Path) -> Non
             with pytest.raises(RuntimeError, match="flexkv_gpu_register_0"):
                 second.wait_ready()
         assert first.put(PROMPT, HERE) == 5 * BLOCK
-
-
-def test_a_server_stopped_for_good(shm_name: str, tmp_path: Path) -> None:
-    with (
-        Daemon(shm_name, "--data-bytes", str(DATA_BYTES)) as server,
-        small_engine(shm_name, tmp_path) as engine,
-    ):
-        engine.wait_ready()
-        engine.put(PROMPT, HERE)
-        pinned, _ = engine.manager.get_match(PROMPT)
-        staged, _ = engine.manager.put_match(tokens_of(BLOCK, 1))
-        assert server.stop() == 0
-        task_id, mask = engine.manager.get_match(PROMPT)
-        assert not mask.any()
-        task_id, mask = engine.manager.put_match(tokens_of(BLOCK, 2))
-        assert not mask.any()
-        engine.expect(task_id, KVResponseStatus.FAILED)
-        engine.manager.launch([staged], [engine.slots([7])])
-        assert "retired" in engine.expect(staged, KVResponseStatus.FAILED).error
-        engine.manager.cancel([pinned])
-        engine.expect(pinned, KVResponseStatus.CANCELLED)
 
 
 def test_cpu_cache_gb_is_warned_about_once(

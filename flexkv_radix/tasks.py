@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flexkv_radix.attach import adopt_radix_server
 from flexkv_radix.config import CacheConfig
@@ -47,6 +48,7 @@ class KVTaskEngine:
         self.metrics = Metrics(spec.dp_client_id, node=self._node_counts)
         self._driver = Driver(spec, self._table, self.metrics, on_change)
         self._warned_about = ""
+        self._ring_tier: CacheEngineRadixShmem | None = None  # that ring_events() spoke of last
         self._metrics_endpoint = metrics_endpoint
         if metrics_endpoint is not None:
             metrics_endpoint.add(self.metrics)
@@ -278,9 +280,15 @@ class KVTaskEngine:
     # -- looking
 
     def ring_events(self, cursor: int) -> RingEvents | None:
-        """What the region says since cursor (events.py)."""
-        tier = self.tier
-        return None if tier is None else tier.ring_events(cursor)
+        """What the region says since cursor (events.py).  Overflow when it is another than last time."""
+        tier, last = self.tier, self._ring_tier
+        if tier is None:
+            return None
+        self._ring_tier = tier
+        if last is None or last is tier:
+            return tier.ring_events(cursor)
+        events = tier.ring_events(-1)
+        return None if events is None else replace(events, overflow=True)
 
     def num_present(self, hashes: Hashes) -> int:
         """Blocks of a path that are in the tree."""

@@ -1,20 +1,18 @@
 """KVDPClient: the backend of a KVManager whose tasks run in the node's KVServer.
 
 Each thread has a ZeroMQ socket of its own, so one thread's wait holds up no other.  When the server
-dies, every call in progress returns within a second: matches find nothing, tasks are FAILED, and the
-cache is off from then on.
+dies, every call in progress returns within a second: matches find nothing and tasks are FAILED, until
+there is a server again (connection.py).
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import os
-import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import zmq
@@ -25,25 +23,16 @@ from flexkv_radix.lifecycle import Member
 from flexkv_radix.planner import NO_BLOCKS, Blocks
 from flexkv_radix.responses import KVResponseStatus
 from flexkv_radix.ring import Hashes, RingEvents
-from flexkv_radix.server import liveness
 from flexkv_radix.server import messages as m
-from flexkv_radix.server.spawn import ensure_server
+from flexkv_radix.server.connection import REPLY_TIMEOUT_S, Connection, KVServerDied, Server
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.table import Answer
 from radixshmem import RadixError
 
-logger = logging.getLogger(__name__)
-
-_CONNECT_TIMEOUT_S = 60.0
-_RETRY_S = 0.1
 _CHECK_MS = 200  # how often a waiting call looks whether the server is alive
-_REPLY_TIMEOUT_S = 30.0  # of verbs that never wait: a server that lives but does not answer is broken
 _MAX_MISSES = 1024
+_GENERATION = 1 << 40  # a task's number is its number at the server, plus this for each earlier server
 R = TypeVar("R")
-
-
-class KVServerDied(RadixError):  # noqa: N818
-    """The KVServer is gone, or answers no more."""
 
 
 class KVDPClient:
@@ -51,61 +40,59 @@ class KVDPClient:
 
     def __init__(self, endpoint: str, spec: EngineSpec, *, launch_server: bool) -> None:
         """launch_server: start a server if nobody serves endpoint."""
-        liveness.liveness_path(endpoint)  # refuse a wrong endpoint here, not behind start()
         self._endpoint = endpoint
-        self._spec = spec
-        self._launch_server = launch_server
+        self._connection = Connection(endpoint, spec, launch_server=launch_server, why_off=self._why_off)
         self._context = zmq.Context()
         self._local = threading.local()
         self._calls = itertools.count(1)
         self._sockets: list[zmq.Socket[bytes]] = []
         self._lock = threading.Lock()
-        self._alive: socket.socket | None = None
-        self._token = b""
         self._misses = _Misses()
-        self._counts: m.StateReply | None = None
-        self._failure: Exception | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._connect, name="flexkv-connect", daemon=True)
-        self.disabled = ""
+        self._counts: m.StateReply | None = None  # once the engine was ready
+        self._ring_generation = 0
 
     # -- life
 
     def start(self) -> None:
         """Connect behind the caller's back; returns at once."""
-        self._thread.start()
+        self._connection.start()
 
     def is_ready(self) -> bool:
         """As of KVTaskEngine.  RuntimeError with the cause if starting failed."""
-        if self._failure is not None:
-            raise RuntimeError(f"the KV cache could not start: {self._failure}") from self._failure
-        if self.disabled or self._counts is not None:
+        connection = self._connection
+        if connection.failure is not None:
+            raise RuntimeError(f"the KV cache could not start: {connection.failure}") from connection.failure
+        server = connection.server
+        if connection.off or self._counts is not None:
             return True
-        if not self._token:
+        if server is None:
             return False
         try:
-            state = self._call(m.State(), m.StateReply)
+            state = self._state(server)
         except KVServerDied:
             return True
-        if state.disabled:
-            self.disabled = state.disabled
-        elif state.is_ready:
+        if state.is_ready and not state.disabled:
             self._counts = state
         return state.is_ready
 
+    @property
+    def disabled(self) -> str:
+        """Why the cache is off; "" if it is not.  Asks the server."""
+        off, server = self._connection.off, self._connection.server
+        if off or server is None:
+            return off
+        try:
+            return self._state(server).disabled
+        except RadixError as error:
+            return str(error)
+
     def shutdown(self) -> None:
         """Leave the server, which ends this client's tasks and no other's.  A second call does nothing."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._connection.close()
         with self._lock:
             for sock in self._sockets:
                 sock.close(linger=0)
             self._sockets.clear()
-            if self._alive is not None:
-                self._alive.close()
-                self._alive = None
-        self.disabled = self.disabled or "shut down"
         self._context.term()
 
     def adopt_into(self, cache_config: CacheConfig) -> None:
@@ -117,42 +104,12 @@ class KVDPClient:
             cache_config.node_rank, cache_config.num_nodes = counts.node_rank, counts.num_nodes
             cache_config.enable_kv_sharing = counts.num_nodes > 1
 
-    def _connect(self) -> None:
-        deadline_s = time.monotonic() + _CONNECT_TIMEOUT_S
-        hello = m.Hello(self._spec, os.getpid())
-        error: Exception = TimeoutError("not tried")
-        while not self._stop.is_set():
-            try:
-                if self._launch_server:
-                    ensure_server(self._endpoint)
-                alive, welcome = liveness.connect(self._endpoint, hello, _REPLY_TIMEOUT_S)
-            except OSError as os_error:
-                error = os_error
-            else:
-                if not welcome.error:
-                    self._alive, self._token = alive, welcome.token
-                    return
-                alive.close()
-                error = RuntimeError(welcome.error)
-                if not welcome.try_again:
-                    break
-            if time.monotonic() > deadline_s:
-                break
-            self._stop.wait(_RETRY_S)
-        if not self._stop.is_set():
-            self._refused(error)
+    def _state(self, server: Server) -> m.StateReply:
+        return self._call(server, m.State(), m.StateReply)
 
-    def _refused(self, error: Exception) -> None:
-        if self._spec.strict:
-            self._failure = error
-        self._disable(f"KVServer {self._endpoint}: {error}")
-
-    def _disable(self, why: str) -> None:
-        with self._lock:
-            if self.disabled:
-                return
-            self.disabled = why
-        logger.warning("running without the KV cache: %s", why)
+    def _why_off(self, server: Server) -> str | None:
+        state = self._state(server)
+        return state.disabled if state.is_ready else None
 
     # -- verbs
 
@@ -169,15 +126,19 @@ class KVDPClient:
         return self._match(m.Match(True, m.pack_hashes(hashes), num_tokens, m.pack_blocks(wanted), swa))
 
     def _match(self, verb: m.Match) -> tuple[int, Blocks]:
-        reply = self._try(verb, m.Matched)
-        if reply is None:
+        server = self._usable()
+        reply = self._try(server, verb, m.Matched)
+        if reply is None or server is None:
             return self._misses.add(verb.num_tokens), NO_BLOCKS
-        return reply.task_id, m.unpack_blocks(reply.blocks)
+        return _outer(server, reply.task_id), m.unpack_blocks(reply.blocks)
 
     def prefetch(self, hashes: Hashes, num_tokens: int, *, swa: bool = False) -> int:
         """As of KVTaskEngine."""
-        reply = self._try(m.Prefetch(m.pack_hashes(hashes), num_tokens, swa), m.TaskIds)
-        return self._misses.add(num_tokens) if reply is None else reply.task_ids[0]
+        server = self._usable()
+        reply = self._try(server, m.Prefetch(m.pack_hashes(hashes), num_tokens, swa), m.TaskIds)
+        if reply is None or server is None:
+            return self._misses.add(num_tokens)
+        return _outer(server, reply.task_ids[0])
 
     def launch(
         self,
@@ -187,87 +148,122 @@ class KVDPClient:
         layerwise: bool = False,
         counter_id: int = 0,
     ) -> list[int]:
-        """As of KVTaskEngine."""
-        packed = [m.pack_launch(launch) for launch in launches if launch.task_id > 0]
-        reply = self._try(m.LaunchAll(packed, as_batch, layerwise, counter_id), m.TaskIds) if packed else None
-        if reply is None:
-            return [launch.task_id for launch in launches][: 1 if as_batch else None]
-        misses = [launch.task_id for launch in launches if launch.task_id <= 0]
-        return reply.task_ids if as_batch else [*reply.task_ids, *misses]
+        """As of KVTaskEngine.  Misses, and tasks of a server that died, are over and stay as they are."""
+        server = self._usable()
+        known = [launch for launch in launches if _is_of(server, launch.task_id)]
+        lost = [one.task_id for one in launches if one.task_id > 0 and not _is_of(server, one.task_id)]
+        reply = None
+        if known and not (as_batch and lost):
+            packed = [m.pack_launch(replace(one, task_id=one.task_id % _GENERATION)) for one in known]
+            reply = self._try(server, m.LaunchAll(packed, as_batch, layerwise, counter_id), m.TaskIds)
+        elif known:  # a batch is done as a whole or not at all
+            self.cancel([launch.task_id for launch in known])
+        ids = [launch.task_id for launch in launches]
+        if reply is None or server is None:
+            return ids if not as_batch else [*lost, *ids][:1]
+        outer = [_outer(server, task_id) for task_id in reply.task_ids]
+        if as_batch:
+            return outer
+        started = dict(zip((launch.task_id for launch in known), outer, strict=True))
+        return [started.get(task_id, task_id) for task_id in ids]
 
     def poll(self, task_ids: Sequence[int]) -> dict[int, Answer]:
         """As of KVTaskEngine."""
-        misses, tasks = self._misses.take(task_ids)
-        reply = self._try(m.Poll(tasks), m.Answers)
-        return misses | (self._lost(tasks) if reply is None else m.unpack_answers(reply))
+        return self._answers(task_ids, m.Poll, 0.0)
 
     def wait(self, task_ids: Sequence[int], timeout_s: float) -> dict[int, Answer]:
         """As of KVTaskEngine."""
-        misses, tasks = self._misses.take(task_ids)
-        reply = self._try(m.Wait(tasks, timeout_s), m.Answers, timeout_s)
-        return misses | (self._lost(tasks) if reply is None else m.unpack_answers(reply))
+        return self._answers(task_ids, lambda ids: m.Wait(ids, timeout_s), timeout_s)
+
+    def _answers(
+        self, task_ids: Sequence[int], verb_of: Callable[[list[int]], m.Verb], wait_s: float
+    ) -> dict[int, Answer]:
+        server = self._usable()
+        answers, tasks = self._misses.take(task_ids)
+        known = [task_id for task_id in tasks if _is_of(server, task_id)]
+        if known and server is not None:
+            reply = self._try(
+                server, verb_of([task_id % _GENERATION for task_id in known]), m.Answers, wait_s
+            )
+            if reply is not None:
+                told = m.unpack_answers(reply)
+                answers |= {_outer(server, task_id): answer for task_id, answer in told.items()}
+                tasks = [task_id for task_id in tasks if not _is_of(server, task_id)]
+        why = self._connection.off or f"KVServer {self._endpoint}: the one that ran the task is gone"
+        return answers | {task_id: Answer(KVResponseStatus.FAILED, error=why) for task_id in tasks}
 
     def cancel(self, task_ids: Sequence[int]) -> None:
         """As of KVTaskEngine."""
-        self._try(m.Cancel(list(task_ids)), m.Done)
+        server = self._usable()
+        known = [task_id % _GENERATION for task_id in task_ids if _is_of(server, task_id)]
+        self._try(server, m.Cancel(known), m.Done)
 
     def cancel_all(self) -> None:
         """As of KVTaskEngine."""
-        self._try(m.Cancel([], everything=True), m.Done)
+        self._try(self._usable(), m.Cancel([], everything=True), m.Done)
 
     def ring_events(self, cursor: int) -> RingEvents | None:
-        """As of KVTaskEngine."""
-        reply = self._try(m.Ring(cursor), m.RingReply)
-        return None if reply is None else m.unpack_ring(reply)
+        """As of KVTaskEngine.  Overflow where the server is another one than at the last call."""
+        server = self._usable()
+        if server is None:
+            return None
+        is_new = server.generation != self._ring_generation
+        reply = self._try(server, m.Ring(-1 if is_new else cursor), m.RingReply)
+        events = None if reply is None else m.unpack_ring(reply)
+        if events is None:
+            return None
+        self._ring_generation = server.generation
+        return replace(events, overflow=True) if is_new else events
 
     def num_present(self, hashes: Hashes) -> int:
         """As of KVTaskEngine."""
-        reply = self._try(m.Present(m.pack_hashes(hashes)), m.PresentReply)
+        reply = self._try(self._usable(), m.Present(m.pack_hashes(hashes)), m.PresentReply)
         return 0 if reply is None else reply.num_blocks
-
-    def _lost(self, task_ids: Sequence[int]) -> dict[int, Answer]:
-        return {task_id: Answer(KVResponseStatus.FAILED, error=self.disabled) for task_id in task_ids}
 
     # -- calls
 
-    def _try(self, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R | None:
-        """The reply; None while there is no server to ask, or when it died."""
-        if not self._token or self.disabled:
+    def _usable(self) -> Server | None:
+        """The server while the cache is on."""
+        return None if self._connection.off else self._connection.server
+
+    def _try(self, server: Server | None, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R | None:
+        """The reply; None without a server, or when it died."""
+        if server is None:
             return None
         try:
-            return self._call(verb, expected, wait_s)
+            return self._call(server, verb, expected, wait_s)
         except KVServerDied:
             return None
 
-    def _call(self, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R:
+    def _call(self, server: Server, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R:
         sock, call = self._socket(), next(self._calls)
-        sock.send(m.encode(m.Request(self._token, call, verb)))
-        outcome = self._receive(sock, call, wait_s + _REPLY_TIMEOUT_S)
+        sock.send(m.encode(m.Request(server.token, call, verb)))
+        outcome = self._receive(server, sock, call, wait_s + REPLY_TIMEOUT_S)
         if isinstance(outcome, expected):
             return outcome
         if isinstance(outcome, m.Failure):
             raise (ValueError if outcome.is_argument else RadixError)(outcome.error)
         raise RadixError(f"the KVServer answered {type(verb).__name__} with {type(outcome).__name__}")
 
-    def _receive(self, sock: zmq.Socket[bytes], call: int, timeout_s: float) -> m.Outcome:
+    def _receive(self, server: Server, sock: zmq.Socket[bytes], call: int, timeout_s: float) -> m.Outcome:
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 reply = m.decode_reply(sock.recv())
             except zmq.Again:
-                self._check_alive(deadline_s)
+                self._check_alive(server, deadline_s)
             else:
                 if reply.call == call:  # not a late reply to a call that was given up
                     return reply.outcome
 
-    def _check_alive(self, deadline_s: float) -> None:
-        if self._alive is None or liveness.is_gone(self._alive):
+    def _check_alive(self, server: Server, deadline_s: float) -> None:
+        if server.is_gone():
             why = f"KVServer {self._endpoint}: it is gone"
         elif time.monotonic() > deadline_s:
             why = f"KVServer {self._endpoint}: no answer"
         else:
             return
-        self._disable(why)
+        self._connection.lost(server, why)
         raise KVServerDied(why)
 
     def _socket(self) -> zmq.Socket[bytes]:
@@ -280,6 +276,16 @@ class KVDPClient:
             with self._lock:
                 self._sockets.append(sock)
         return sock
+
+
+def _outer(server: Server, task_id: int) -> int:
+    """A task's number for the caller."""
+    return server.generation * _GENERATION + task_id
+
+
+def _is_of(server: Server | None, task_id: int) -> bool:
+    """Whether server gave the task out."""
+    return server is not None and task_id > 0 and task_id // _GENERATION == server.generation
 
 
 class _Misses:

@@ -214,6 +214,44 @@ def test_the_servers_death_is_an_error_within_seconds(
         assert caplog.text.count("without the KV cache") == 1
         client = node.join(name)
         eventually(lambda: held(client) == (0, 0), "what the dead server held", timeout_s=10)
+        again = start_server(tmp_path)
+        eventually(lambda: not engine.manager.disabled, lambda: engine.manager.disabled)
+        assert caplog.text.count("the KV cache is back") == 1
+        assert engine.get(PROMPT, THERE) == 5 * BLOCK
+        assert engine.put(tokens_of(2 * BLOCK, 1), [1, 2]) == 2 * BLOCK
+        # Numbers begin anew at a new server, and yet a task of the old one is not taken for one of its.
+        unlaunched_again, _ = engine.manager.get_match(PROMPT)
+        assert unlaunched_again not in (put, unlaunched)
+        slots = [engine.slots(THERE), engine.slots([40, 41, 42, 43, 44])]
+        assert engine.manager.launch([unlaunched, unlaunched_again], slots) == [unlaunched, unlaunched_again]
+        engine.expect(unlaunched, KVResponseStatus.FAILED)
+        engine.expect(unlaunched_again, KVResponseStatus.SUCCESS)
+    again.terminate()
+    assert again.wait(20) == 0
+
+
+def test_an_embedded_server_that_died_is_started_again(node: Node, tmp_path: Path) -> None:
+    name = node.serve(data_bytes=DATA_BYTES)
+    with (
+        small_engine(name, tmp_path, environ=EMBEDDED).wait_ready() as engine,
+        EngineProcess(name, tmp_path, 1, **EMBEDDED) as other,
+    ):
+        other.ask("ready")
+        for turn in range(2):
+            assert engine.put(tokens_of(5 * BLOCK, turn), HERE) == 5 * BLOCK
+            os.kill(server_of(tmp_path), signal.SIGKILL)
+            eventually(lambda: engine.manager.disabled, "the server's death")
+            eventually(lambda: not engine.manager.disabled, lambda: engine.manager.disabled)
+            eventually(lambda: other.ask("disabled") == "", "the other engine's cache")
+            assert engine.get(tokens_of(5 * BLOCK, turn), THERE) == 5 * BLOCK
+            assert other.ask("get", tokens_of(5 * BLOCK, turn), THERE) == 5 * BLOCK
+
+
+def server_of(directory: Path) -> int:
+    """Process id of the KVServer that serves engines in directory: who holds the endpoint's lock."""
+    inode = (directory / "flexkv.lock").stat().st_ino
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return next(int(lock[4]) for lock in locks if lock[5].endswith(f":{inode}"))
 
 
 def test_an_id_in_use_waits_for_its_turn(node: Node, tmp_path: Path, server) -> None:
@@ -276,8 +314,9 @@ def test_requests_of_a_stranger_are_refused(node: Node, tmp_path: Path, server) 
     with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
         engine.put(PROMPT, HERE)
         backend = engine.manager._backend
-        token, backend._token = backend._token, b"wrong"
+        server = backend._connection.server
+        token, server.token = server.token, b"wrong"
         with pytest.raises(Exception, match="does not know"):
-            backend._call(m.Poll([1]), m.Answers)
-        backend._token = token
+            backend._call(server, m.Poll([1]), m.Answers)
+        server.token = token
         assert engine.get(PROMPT, THERE) == 5 * BLOCK

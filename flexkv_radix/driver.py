@@ -37,6 +37,7 @@ from flexkv_radix.table import Entry, TaskTable
 from flexkv_radix.tier import CacheEngineRadixShmem
 from flexkv_radix.transfer.handle import TransferHandle
 from flexkv_radix.transfer.protocol import OpResult, TransferDied, TransferOp
+from flexkv_radix.transfer.signals import accept_unused
 from radixshmem import RadixError, RegionRetired
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,8 @@ class Driver:
             else:
                 while self._session():
                     pass
+            if self.disabled and not self._has_served:
+                accept_unused(self._spec.layerwise_sockets, self._stop)
         except Exception as error:
             self._disable(f"internal error: {error!r}")
             raise

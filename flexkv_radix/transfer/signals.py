@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from flexkv_radix.layerwise import ACCEPTED, COUNTER, HANDSHAKE
 from flexkv_radix.transfer.protocol import LayerwiseSocket, RankPlace
@@ -13,6 +16,8 @@ from flexkv_radix.transfer.wire import close_fds, listen, receive_exactly, recei
 
 _MAX_LAYERS = 4096
 _MAX_COUNTERS = 64
+_STOP_POLL_S = 0.2
+_SEND_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,26 @@ class LayerSignals:
         self._events.clear()
         for listener, _ in self.listeners:
             listener.close()
+
+
+def accept_unused(sockets: Sequence[LayerwiseSocket], stop: threading.Event) -> None:
+    """Take eventfds that nothing will signal, until stop.
+
+    Where no worker runs because the cache is off, ranks would otherwise wait for one when they start.
+    """
+    signals = LayerSignals(sockets)
+    try:
+        stages = dict(signals.listeners)
+        while stages and not stop.is_set():
+            for listener in select.select(list(stages), [], [], _STOP_POLL_S)[0]:
+                sock, _ = listener.accept()
+                sock.settimeout(_SEND_TIMEOUT_S)
+                with contextlib.suppress(OSError, ValueError):  # the rank sees its connection close
+                    signals.add(sock, stages[listener])
+    finally:
+        signals.close()
+        for at in sockets:
+            Path(at.path).unlink(missing_ok=True)
 
 
 def _receive_shape(sock: socket.socket) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ DEFAULTS = {
     "page_size": 32,
     "max_running_requests": 1,
     "log_level": "info",
+    "sleep_on_idle": True,
 }
 
 
@@ -28,13 +29,12 @@ def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     options["model_path"] = options.pop("model")
     engine = sglang.Engine(**DEFAULTS | options)
 
-    def generate(
-        prompts: list[list[int]], num_tokens: int = 16, salt: str | None = None
-    ) -> list[dict[str, Any]]:
+    def generate(prompts: list[list[int]], num_tokens: int = 16, **keys: str) -> list[dict[str, Any]]:
+        """keys: extra_key and cache_salt."""
         sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
         answers = []
         for ids in prompts:
-            request = GenerateReqInput(input_ids=ids, sampling_params=sampling, extra_key=salt)
+            request = GenerateReqInput(input_ids=ids, sampling_params=sampling, **keys)
             answer = engine.loop.run_until_complete(
                 anext(engine.tokenizer_manager.generate_request(request, None))
             )

@@ -1,200 +1,216 @@
 """Unmodified SGLang engines share the node's cache: outputs equal those without any cache, token for token.
 
-Our backend in both modes, SGLang's own --enable-flexkv, and two versions.  The device cache is emptied and
-refilled before hits are looked for: a flush alone would leave the KV where it was.
+Two versions; our backend and SGLang's own --enable-flexkv, both at once and layer by layer.
 """
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from real_engines import (
     SGLANG_20,
     SGLANG_23,
     VLLM,
-    EngineProcess,
     MakeEngine,
     MakeServer,
     Prompts,
-    RadixServer,
     wait_until,
+)
+from sglang_node import (
+    HOOK,
+    HOOK_LAYERWISE,
+    OURS,
+    OURS_LAYERWISE,
+    TRANSFER_WORKER,
+    Node,
+    cached_of,
+    make_node,
+    num_evicted,
+    num_inserted,
+    overwrite_device,
+    pool,
+    start,
+    store,
+    tokens_of,
+    whole_pages,
 )
 
 from radixshmem import ComponentType, RadixClient
 
-OURS = {"radix_cache_backend": "radixshmem"}
-LAYERWISE = {"FLEXKV_ENABLE_LAYERWISE_TRANSFER": "1"}
-PAGE = 32
-
-
-@pytest.fixture(scope="module")
-def server(make_server: MakeServer) -> RadixServer:
-    return make_server("64M")
+latest_alone = pytest.mark.parametrize("node", [SGLANG_23], indirect=True)
 
 
 @pytest.fixture(scope="module", params=[SGLANG_23, SGLANG_20])
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def reference(make_engine: MakeEngine) -> EngineProcess:
-    return make_engine(SGLANG_23, None)
-
-
-@pytest.fixture(scope="module")
-def first(make_engine: MakeEngine, server: RadixServer, version: str) -> Iterator[EngineProcess]:
-    engine = make_engine(version, server, **OURS)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module")
-def layerwise(make_engine: MakeEngine, server: RadixServer, version: str) -> Iterator[EngineProcess]:
-    engine = make_engine(version, server, LAYERWISE, **OURS)
-    yield engine
-    engine.close()
+def node(request: pytest.FixtureRequest, make_server: MakeServer, make_engine: MakeEngine) -> Iterator[Node]:
+    node = make_node(str(request.param), make_server, make_engine)
+    for engine in (node.reference, *node.engines.values()):
+        engine.await_start()
+    yield node
+    for engine in (node.reference, *node.engines.values()):
+        engine.kill()
 
 
 @pytest.fixture
-def client(server: RadixServer, first: EngineProcess) -> Iterator[RadixClient]:
+def client(node: Node) -> Iterator[RadixClient]:
     """Of an empty cache."""
-    first.await_start()
-    with RadixClient(server.name) as client:
+    with RadixClient(node.server.name) as client:
         client.wait_ready(30)
         client.reset()
         yield client
 
 
-def tokens_of(outputs: list[dict[str, Any]]) -> list[list[int]]:
-    return [output["tokens"] for output in outputs]
-
-
-def whole_pages(prompt: list[int]) -> int:
-    return (len(prompt) - 1) // PAGE * PAGE
-
-
-def store(client: RadixClient, engine: EngineProcess, *prompts: list[int], **arguments: Any) -> None:
-    """Let engine compute the prompts, and wait until they and their outputs are in the cache."""
-    before = client.stats()["inserted_blocks"]["full"]
-    outputs = engine.generate(*prompts, **arguments)
-    num_blocks = sum((len(p) + len(o["tokens"]) - 1) // PAGE for p, o in zip(prompts, outputs, strict=True))
-    wait_until(
-        lambda: client.stats()["inserted_blocks"]["full"] >= before + num_blocks,
-        f"{num_blocks} blocks are stored",
-    )
-
-
-def overwrite_device(engine: EngineProcess, prompts: Prompts) -> None:
-    """Put other KV where the device cache had what it forgets."""
-    assert engine.call("flush")
-    engine.generate(*prompts(99, 900, 900, 900), num_tokens=1)
-    assert engine.call("flush")
-
-
-def test_prompts_of_one_engine_are_hits_in_the_other_mode(
-    client: RadixClient,
-    first: EngineProcess,
-    layerwise: EngineProcess,
-    reference: EngineProcess,
-    prompts: Prompts,
+def test_prompts_of_one_engine_are_hits_in_the_next(
+    node: Node, client: RadixClient, prompts: Prompts
 ) -> None:
-    asked = prompts(21, 100, 500, 900)
-    expected = tokens_of(reference.generate(*asked))
-    store(client, first, *asked)
-    outputs = layerwise.generate(*asked)
-    assert tokens_of(outputs) == expected
-    assert [output["num_cached"] for output in outputs] == [whole_pages(prompt) for prompt in asked]
-    overwrite_device(first, prompts)
-    outputs = first.generate(*asked)
-    assert tokens_of(outputs) == expected
-    assert [output["num_cached"] for output in outputs] == [whole_pages(prompt) for prompt in asked]
+    for number, (storing, loading) in enumerate(node.pairs()):
+        asked = prompts(210 + number, 100, 500, 900)
+        expected = node.expected(*asked)
+        store(client, storing, *asked)
+        outputs = loading.generate(*asked)
+        assert tokens_of(outputs) == expected
+        assert cached_of(outputs) == list(map(whole_pages, asked))
 
 
-def test_what_the_layerwise_engine_stores(
-    client: RadixClient,
-    first: EngineProcess,
-    layerwise: EngineProcess,
-    reference: EngineProcess,
-    prompts: Prompts,
-) -> None:
-    (start,) = prompts(22, 400)
-    store(client, layerwise, start, num_tokens=64)
-    turn = start + tokens_of(reference.generate(start, num_tokens=64))[0] + prompts(23, 40)[0]
-    (output,) = first.generate(turn)
-    assert output["tokens"] == tokens_of(reference.generate(turn))[0]
-    assert output["num_cached"] == (400 + 63) // PAGE * PAGE
+def test_what_the_device_forgot_is_loaded(node: Node, client: RadixClient, prompts: Prompts) -> None:
+    for number, engine in enumerate(node.engines.values()):
+        asked = prompts(220 + number, 300, 600)
+        store(client, engine, *asked)
+        overwrite_device(engine, prompts)
+        outputs = engine.generate(*asked)
+        assert tokens_of(outputs) == node.expected(*asked)
+        assert cached_of(outputs) == list(map(whole_pages, asked))
 
 
-def test_an_extra_key_keeps_tenants_apart(
-    client: RadixClient, first: EngineProcess, layerwise: EngineProcess, prompts: Prompts
-) -> None:
+def test_a_conversation_that_moves(node: Node, client: RadixClient, prompts: Prompts) -> None:
+    """Prompt and answer of one engine are the prefix of the next one's turn."""
+    for number, (storing, loading) in enumerate(node.pairs()):
+        first, more = prompts(230 + number, 400, 40)
+        store(client, storing, first, num_tokens=64)
+        turn = first + node.expected(first, num_tokens=64)[0] + more
+        (output,) = loading.generate(turn)
+        assert output["tokens"] == node.expected(turn)[0]
+        assert output["num_cached"] == whole_pages(turn[: 400 + 64])
+
+
+@pytest.mark.parametrize("kind", ["extra_key", "cache_salt"])
+def test_tenants_are_kept_apart(node: Node, client: RadixClient, prompts: Prompts, kind: str) -> None:
+    """By our backend; SGLang's own hook does not look."""
+    storing, loading = node.ours()[0], node.ours()[-1]
     (prompt,) = prompts(24, 300)
-    store(client, first, prompt, salt="one tenant")
-    cached = {
-        salt: layerwise.generate(prompt, salt=salt, num_tokens=1)[0]["num_cached"]
-        for salt in (None, "another", "one tenant")
-    }
-    assert cached == {None: 0, "another": 0, "one tenant": whole_pages(prompt)}
+    store(client, storing, prompt, **{kind: "one tenant"})
+    overwrite_device(loading, prompts)
+    other_kind = {"extra_key": "cache_salt", "cache_salt": "extra_key"}[kind]
+    asked = [{}, {kind: "another"}, {other_kind: "one tenant"}, {kind: "one tenant"}]
+    cached = [loading.generate(prompt, num_tokens=1, **keys)[0]["num_cached"] for keys in asked]
+    assert cached == [0, 0, 0, whole_pages(prompt)]
 
 
-@pytest.mark.parametrize("environment", [{}, LAYERWISE], ids=["at once", "layerwise"])
-def test_the_engines_own_flexkv_hook(
-    client: RadixClient,
-    first: EngineProcess,
-    reference: EngineProcess,
-    make_engine: MakeEngine,
-    server: RadixServer,
-    version: str,
-    environment: dict[str, str],
-    prompts: Prompts,
+def test_outputs_depend_on_what_is_loaded(node: Node, client: RadixClient, prompts: Prompts) -> None:
+    """The control of all tests here: with the slots zeroed, a hit changes the output."""
+    for number, (storing, loading) in enumerate(node.pairs()):
+        (prompt,) = prompts(270 + number, 600)
+        store(client, storing, prompt)
+        client.store.array(ComponentType.FULL)[:] = 0
+        (output,) = loading.generate(prompt)
+        client.reset()
+        assert output["num_cached"] == whole_pages(prompt)
+        assert output["tokens"] != node.expected(prompt)[0]
+
+
+@latest_alone
+def test_soak_under_eviction(node: Node, client: RadixClient, prompts: Prompts) -> None:
+    """160 requests over all engines; shared prefixes, and far more blocks than the pool holds."""
+    generator = random.Random(8)
+    systems = prompts(280, 200, 333, 480)
+    tails = prompts(281, *[generator.randrange(200, 450) for _ in range(40)])
+    asked = [generator.choice(systems) + tail for tail in tails]
+    expected = node.expected(*asked, num_tokens=4)
+    evicted, num_cached = num_evicted(client), dict.fromkeys(node.engines, 0)
+    for _ in range(4):
+        batches = {way: generator.choices(range(len(asked)), k=10) for way in node.engines}
+        for way, batch in batches.items():
+            node.engines[way].ask("generate", prompts=[asked[i] for i in batch], num_tokens=4)
+        for way, batch in batches.items():
+            outputs = node.engines[way].answer()
+            num_cached[way] += sum(cached_of(outputs))
+            assert tokens_of(outputs) == [expected[i] for i in batch], way
+    assert min(num_cached.values()) > 0
+    assert num_evicted(client) > evicted + 300
+
+
+@latest_alone
+@pytest.mark.parametrize("way", [OURS_LAYERWISE, HOOK])
+def test_requests_survive_the_death_of_the_server(
+    node: Node, client: RadixClient, prompts: Prompts, way: str
 ) -> None:
-    """--enable-flexkv runs on this package, and shares with our backend."""
-    asked = prompts(25 + len(environment), 300, 600)
-    expected = tokens_of(reference.generate(*asked))
-    engine = make_engine(version, server, environment, enable_flexkv=True)
-    store(client, first, asked[0])
-    store(client, engine, asked[1])
+    engine, asked = node.engines[way], prompts(29, *[400] * 6)
+    expected = node.expected(*asked)
+    store(client, engine, *asked[:3])
+    overwrite_device(engine, prompts)
+    before = num_inserted(client)
+    engine.ask("generate", prompts=asked)
+    node.server.kill()
+    outputs = engine.answer()
+    assert tokens_of(outputs) == expected
+    wait_until(lambda: num_inserted(client) >= before + 3 * (415 // 32), "the rest is stored")
+    node.server.start()
     overwrite_device(engine, prompts)
     outputs = engine.generate(*asked)
     assert tokens_of(outputs) == expected
-    assert [output["num_cached"] for output in outputs] == [whole_pages(prompt) for prompt in asked]
-    assert first.generate(asked[1])[0]["num_cached"] == whole_pages(asked[1])
-    engine.close()
+    assert cached_of(outputs) == list(map(whole_pages, asked))
 
 
-def test_outputs_depend_on_what_is_loaded(
-    client: RadixClient,
-    first: EngineProcess,
-    layerwise: EngineProcess,
-    reference: EngineProcess,
-    prompts: Prompts,
+@latest_alone
+@pytest.mark.engines(VLLM)
+def test_engines_of_another_geometry_are_refused_and_serve_without(
+    node: Node, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
 ) -> None:
-    """The control of all tests here: with the slots zeroed, a hit changes the output."""
-    (prompt,) = prompts(27, 600)
-    store(client, first, prompt)
-    client.store.array(ComponentType.FULL)[:] = 0
-    (output,) = layerwise.generate(prompt)
-    client.reset()
-    assert output["num_cached"] == whole_pages(prompt)
-    assert output["tokens"] != tokens_of(reference.generate(prompt))[0]
-
-
-def test_a_vllm_engine_is_refused_and_serves_without(
-    client: RadixClient, first: EngineProcess, make_engine: MakeEngine, server: RadixServer, prompts: Prompts
-) -> None:
-    """Its blocks have another format: one warning tells both sides, and nothing is shared."""
-    asked = prompts(28, 300)
+    """One warning tells both sides, and nothing is shared: a vLLM, and an SGLang with other pages."""
     transfer = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
-    other = make_engine(VLLM, server, kv_transfer_config=transfer)
-    store(client, first, *asked)
-    expected = tokens_of(first.generate(*asked))
-    outputs = other.generate(*asked)
+    others = [
+        make_engine(VLLM, node.server, kv_transfer_config=transfer),
+        start(make_engine, node.version, node.server, OURS_LAYERWISE, page_size=64),
+        start(make_engine, node.version, node.server, HOOK_LAYERWISE, page_size=64),
+    ]
+    asked = prompts(30, 300)
+    store(client, node.engines[OURS], *asked)
+    before = num_inserted(client)
+    for other, named in zip(others, ("fingerprint", "block_size=64", "block_size=64"), strict=True):
+        outputs = other.generate(*asked)
+        assert tokens_of(outputs) == node.expected(*asked)
+        assert cached_of(outputs) == [0]
+        (warning,) = [line for line in other.log.read_text().splitlines() if "without the KV cache" in line]
+        assert "running without the KV cache" in warning
+        assert "geometry" in warning
+        assert named in warning
+        other.kill()
+    assert num_inserted(client) == before
+    assert cached_of(node.engines[HOOK].generate(*asked)) == [whole_pages(asked[0])]
+
+
+@latest_alone
+def test_an_engine_killed_while_it_stores_leaves_nothing_behind(
+    node: Node, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
+) -> None:
+    """The others go on, the staged slots come back, and the engine hits its old prompts when it is back."""
+    asked = prompts(31, 800, 900)
+    expected = node.expected(*asked)
+    killed = node.engines[OURS]
+    store(client, killed, asked[0])
+    (worker,) = killed.processes(TRANSFER_WORKER)
+    os.kill(worker, signal.SIGSTOP)  # the store will stay half done
+    killed.ask("generate", prompts=[asked[1]])
+    wait_until(lambda: pool(client)["num_staged"] > 0, "slots are staged")
+    killed.kill()
+    other = node.engines[HOOK_LAYERWISE]
+    outputs = other.generate(asked[0])
+    assert (tokens_of(outputs), cached_of(outputs)) == (expected[:1], [whole_pages(asked[0])])
+    wait_until(lambda: pool(client)["num_staged"] == 0, "the staged slots are back")
+    node.engines[OURS] = restarted = start(make_engine, node.version, node.server, OURS)
+    outputs = restarted.generate(*asked)
     assert tokens_of(outputs) == expected
-    assert outputs[0]["num_cached"] == 0
-    log = other.log.read_text()
-    assert log.count("running without the KV cache") == 1
-    assert "fingerprint" in log
-    other.close()
+    assert cached_of(outputs) == [whole_pages(asked[0]), 0]

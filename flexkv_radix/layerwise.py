@@ -9,6 +9,9 @@ counters let the next load start while the forward of the last one still waits.
     worker -> rank   1 byte, 1: accepted
     worker -> rank   later, a byte n: the load that signals counter n failed (if the rank still listens)
 
+The layers of a rank are numbered as it registered them: those of kv_caches, then those of
+swa_kv_caches.
+
 No layer of a failed load is signalled any more: its bytes must not be used.
 """
 

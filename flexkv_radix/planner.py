@@ -26,6 +26,7 @@ Slots = npt.NDArray[np.int32]
 
 NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 NO_SLOTS.setflags(write=False)
+_NO_IDS: BlockIds = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -149,3 +150,16 @@ def _concatenate(group: list[tuple[Transfer, BlockIds]]) -> tuple[Transfer, Bloc
     first = group[0][0]
     slots = np.concatenate([transfer.slots for transfer, _ in group])
     return Transfer(first.kind, first.component, slots), np.concatenate([blocks for _, blocks in group])
+
+
+def signal_all(
+    bound: list[tuple[Transfer, BlockIds]], components: Sequence[ComponentType]
+) -> list[tuple[Transfer, BlockIds]]:
+    """bound with an empty load for each of components that it lacks, unless it is empty itself.
+
+    A layerwise load announces the layers of the components that it names, and the forward waits for all.
+    """
+    missing = set(components) - {transfer.component for transfer, _ in bound}
+    if not bound or not missing:
+        return bound
+    return bound + [(Transfer(OpKind.H2D, component, NO_SLOTS), _NO_IDS) for component in sorted(missing)]

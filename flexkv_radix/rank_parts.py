@@ -35,16 +35,24 @@ def groups_of(name: str, tensors: Any, layout: BlockLayout | Sequence[BlockLayou
 def rank_parts(
     groups: Mapping[ComponentType, Sequence[Group]], views: Sequence[TensorView]
 ) -> tuple[RankPart, ...]:
-    """A part for each component; views are those of all groups' tensors, in order."""
-    parts, first_view = [], 0
+    """A part for each component; views are those of all groups' tensors, in order.
+
+    Layers are numbered through: those of the second component follow those of the first.
+    """
+    parts: list[RankPart] = []
+    first_view, first_layer = 0, 0
     for component, its_groups in groups.items():
         num_tensors = sum(len(tensors) for tensors, _ in its_groups)
-        parts.append(_part(component, its_groups, tuple(views[first_view : first_view + num_tensors])))
+        its_views = tuple(views[first_view : first_view + num_tensors])
+        parts.append(_part(component, its_groups, its_views, first_layer))
         first_view += num_tensors
+        first_layer = 1 + max(segment.layer for segment in parts[-1].segments)
     return tuple(parts)
 
 
-def _part(component: ComponentType, groups: Sequence[Group], views: tuple[TensorView, ...]) -> RankPart:
+def _part(
+    component: ComponentType, groups: Sequence[Group], views: tuple[TensorView, ...], first_layer: int
+) -> RankPart:
     replicated = {layout.is_replicated for _, layout in groups}
     if len(replicated) > 1:
         raise ValueError(f"{component.name}: some groups of layers are replicas and some are not")
@@ -52,12 +60,12 @@ def _part(component: ComponentType, groups: Sequence[Group], views: tuple[Tensor
         component,
         num_blocks=min(layout.num_block for _, layout in groups),
         tensors=views,
-        segments=_joined_segments(groups),
+        segments=_joined_segments(groups, first_layer),
         replicated=replicated.pop(),
     )
 
 
-def _joined_segments(groups: Sequence[Group]) -> tuple[Segment, ...]:
+def _joined_segments(groups: Sequence[Group], first_layer_of_all: int) -> tuple[Segment, ...]:
     """Segments of all groups, one group after the other in the share.
 
     Groups with as many layers as the first are more of the same layers; others follow in order.
@@ -70,7 +78,7 @@ def _joined_segments(groups: Sequence[Group]) -> tuple[Segment, ...]:
         joined += [
             replace(
                 segment,
-                layer=segment.layer + first_layer,
+                layer=segment.layer + first_layer_of_all + first_layer,
                 tensor=segment.tensor + first_tensor,
                 slot_offset_bytes=segment.slot_offset_bytes + offset_bytes,
             )

@@ -21,7 +21,7 @@ from flexkv_radix.launching import Launch, check_launch, num_window_blocks, wind
 from flexkv_radix.lifecycle import Member, Task, TaskKind, TaskState
 from flexkv_radix.matching import Matched, match_get, match_put, window_transfer
 from flexkv_radix.metrics import Metrics, MetricsEndpoint, NodeCounts
-from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge
+from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge, signal_all
 from flexkv_radix.ring import Hashes, RingEvents
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.table import Answer, Entry, TaskTable
@@ -194,6 +194,9 @@ class KVTaskEngine:
             bound = [self._bind(entry, launch) for entry, launch in zip(entries, launches, strict=True)]
             if as_batch and len(entries) > 1:
                 entries, bound = self._merge(entries, bound)
+            if layerwise:
+                components = self.tier.components if self.tier else ()
+                bound = [signal_all(pairs, components) for pairs in bound]
             ops: list[TransferOp] = []
             for entry, pairs in zip(entries, bound, strict=True):
                 ops += self._driver.register(entry, pairs, layerwise=layerwise, counter_id=counter_id)

@@ -137,6 +137,7 @@ class CacheEngineRadixShmem:
             ComponentType.FULL: int(geometry["pools"]["full"]["num_slots"]),
             ComponentType.SWA: int(swa["num_slots"]) if swa else 0,
         }
+        self.components = [component for component, count in self.num_slots.items() if count]
         # Before anything is published through this tier: its first blocks are announced too.
         self._ring_start = client.index.event_head() if client.kvevent_enabled else 0
 

@@ -60,7 +60,9 @@ class Commands:
         return self._engine.manager.disabled
 
     def worker_pid(self) -> int:
-        return int(self._engine.manager._backend._driver.worker.pid)  # type: ignore[attr-defined]
+        """0 while there is none."""
+        worker = self._engine.manager._backend._driver.worker  # type: ignore[attr-defined]
+        return int(worker.pid or 0) if worker is not None else 0
 
 
 def _array(tokens: list[int]) -> Tokens:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from pathlib import Path
 
 import pytest
+from daemon import eventually
 from engine import (
     BLOCK,
     HEAD_SIZE,
@@ -14,12 +18,15 @@ from engine import (
     Engine,
     RankMemory,
     small_engine,
+    small_memory,
+    small_model,
     tokens_of,
 )
 from node import Node
 
-from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus, ModelConfig
+from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus, ModelConfig, SWAPoolConfig
 from flexkv_radix.layerwise import LayerEvents, LayerLoadFailed
+from flexkv_radix.transfer.protocol import TransferDied
 
 PROMPT = tokens_of(5 * BLOCK)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
@@ -93,4 +100,68 @@ def test_a_failed_load_is_told_to_who_waits_for_its_layers(node: Node, tmp_path:
         engine.expect(task_id, KVResponseStatus.FAILED)
         with pytest.raises(LayerLoadFailed):
             events.wait(1, 0, timeout_s=20)
+        events.close()
+
+
+def test_a_replaced_worker_is_given_the_eventfds_again(node: Node, tmp_path: Path) -> None:
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES)
+    with small_engine(name, tmp_path, environ=environ(tmp_path)).wait_ready() as engine:
+        events = LayerEvents(2)
+        events.connect(str(tmp_path / "eventfds"), 0, 1, timeout_s=20)
+        engine.put(PROMPT, HERE)
+        os.kill(engine.manager._backend._driver.worker.pid, signal.SIGKILL)
+        eventually(lambda: engine.manager.disabled, "the loss of the worker")
+        with pytest.raises(TransferDied):
+            events.wait(0, 0, timeout_s=20)
+        eventually(lambda: not engine.manager.disabled, lambda: engine.manager.disabled)
+        for counter_id in (0, 1, 2):
+            events.reset(counter_id)
+            task_id, _ = engine.manager.get_match(PROMPT)
+            engine.manager.launch(
+                [task_id], [engine.slots(THERE)], layerwise_transfer=True, counter_id=counter_id
+            )
+            for layer in range(2):
+                events.wait(counter_id, layer, timeout_s=20)
+            engine.expect(task_id, KVResponseStatus.SUCCESS)
+            assert engine.wrong_blocks(PROMPT, THERE) == []
+        events.close()
+
+
+@pytest.mark.parametrize("swa_aware", [True, False])
+def test_layers_of_the_window_follow_the_others(node: Node, tmp_path: Path, swa_aware: bool) -> None:
+    """A hybrid model: 2 layers of full attention, then 1 with a window; all are signalled, once each.
+
+    Without the window's blocks its layers are signalled too: nothing has to come for them.
+    """
+    window = SWAPoolConfig(2 * BLOCK, num_layers=1, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype="int16")
+    swa = RankMemory(KVCacheLayout(LAYERFIRST, 1, 64, BLOCK, HEADS, HEAD_SIZE), 1)
+    here_swa, there_swa = [50, 51], [40, 41]
+    name = node.serve(data_bytes=1 << 20, swa_ratio=0.5)
+    with Engine(
+        name, tmp_path, small_model(), CacheConfig(BLOCK, swa=window), [[small_memory()]], swa=[swa],
+        environ=environ(tmp_path),
+    ) as engine:  # fmt: skip
+        engine.wait_ready()
+        events = LayerEvents(3)
+        events.connect(str(tmp_path / "eventfds"), 0, 1, timeout_s=20)
+        engine.compute(PROMPT, HERE, swa_blocks=here_swa)
+        put, _ = engine.manager.put_match(PROMPT)
+        engine.manager.launch([put], [engine.slots(HERE)], [engine.slots(here_swa)])
+        engine.expect(put, KVResponseStatus.SUCCESS)
+        events.reset(0)
+        get, mask = engine.manager.get_match(PROMPT, swa_aware=swa_aware)
+        assert mask.all()
+        engine.manager.launch(
+            [get],
+            [engine.slots(THERE)],
+            [engine.slots(there_swa)] if swa_aware else None,
+            layerwise_transfer=True,
+        )
+        events.wait(0, 0, timeout_s=20)
+        events.wait(0, 1, timeout_s=20)
+        assert engine.wrong_blocks(PROMPT, THERE) == []
+        events.wait(0, 2, timeout_s=20)
+        assert engine.wrong_blocks(PROMPT, THERE, swa_blocks=there_swa if swa_aware else ()) == []
+        engine.expect(get, KVResponseStatus.SUCCESS)
+        assert not any(select.select(fds, [], [], 0)[0] for fds in events._fds), "signalled twice"
         events.close()

@@ -13,10 +13,28 @@ from typing import Any
 import numpy as np
 import pytest
 from daemon import Daemon, eventually
-from engine import BLOCK, SMALL_SLOT_BYTES, Engine, small_engine, tokens_of
+from engine import (
+    BLOCK,
+    HEAD_SIZE,
+    HEADS,
+    LAYERFIRST,
+    SMALL_SLOT_BYTES,
+    Engine,
+    RankMemory,
+    small_engine,
+    tokens_of,
+)  # fmt: skip
+from engine_process import EngineProcess
 from node import Node
 
-from flexkv_radix import CacheConfig, KVResponseStatus
+from flexkv_radix import (
+    AllBlocksCleared,
+    BlockStored,
+    CacheConfig,
+    KVCacheLayout,
+    KVResponseStatus,
+    ModelConfig,
+)  # fmt: skip
 from flexkv_radix.restarts import Restarts
 from radixshmem import Geometry, RadixClient
 
@@ -235,3 +253,55 @@ def test_shutdown_while_waiting_for_another_server(shm_name: str, tmp_path: Path
         start_s = time.monotonic()
         engine.manager.shutdown()
         assert time.monotonic() - start_s < 5
+
+
+def test_ranks_in_processes_register_again(node: Node, tmp_path: Path) -> None:
+    name = node.serve(data_bytes=DATA_BYTES)
+    with EngineProcess(name, tmp_path) as engine:
+        engine.ask("ready")
+        assert engine.ask("put", PROMPT, HERE) == 5 * BLOCK
+        for _ in range(2):
+            first = engine.ask("worker_pid")
+            os.kill(first, signal.SIGKILL)
+            eventually(lambda first=first: engine.ask("worker_pid") not in (0, first), "another worker")
+            eventually(lambda: engine.ask("disabled") == "", "the cache")
+            assert engine.ask("get", PROMPT, THERE) == 5 * BLOCK
+
+
+def test_tensor_parallel_ranks_register_again(node: Node, tmp_path: Path) -> None:
+    memories = [[RankMemory(KVCacheLayout(LAYERFIRST, 2, 32, BLOCK, HEADS, HEAD_SIZE), 2)] for _ in range(4)]
+    model = ModelConfig(2, HEADS * 4, HEAD_SIZE, dtype="int16", tp_size=4)
+    name = node.serve(data_bytes=1 << 20)
+    with Engine(name, tmp_path, model, CacheConfig(BLOCK), memories) as engine:
+        engine.wait_ready()
+        engine.put(PROMPT, HERE)
+        os.kill(worker_of(engine), signal.SIGKILL)
+        eventually(lambda: engine.manager.disabled, "the loss of the worker")
+        is_back(engine)
+        assert engine.get(PROMPT, THERE) == 5 * BLOCK
+        assert engine.put(tokens_of(5 * BLOCK, 1), HERE) == 5 * BLOCK
+        assert engine.get(tokens_of(5 * BLOCK, 1), THERE) == 5 * BLOCK
+
+
+def test_events_follow_to_another_region(shm_name: str, tmp_path: Path) -> None:
+    events: list[Any] = []
+    flags = (*FLAGS, "--kvevent-ring-capacity", "1024")
+    with small_engine(shm_name, tmp_path, event_collector=events.extend) as engine:
+        with Daemon(shm_name, *flags) as server:
+            engine.wait_ready()
+            engine.put(PROMPT, HERE)
+            eventually(lambda: num_stored(events) == 5, lambda: str(events))
+            assert server.stop() == 0
+        eventually(lambda: engine.manager.disabled, "the end of the server")
+        with Daemon(shm_name, *flags):
+            is_back(engine)
+            eventually(lambda: AllBlocksCleared() in events, lambda: str(events))
+            del events[: events.index(AllBlocksCleared())]
+            assert num_stored(events) == 0
+            engine.put(PROMPT, HERE)
+            eventually(lambda: num_stored(events) == 5, lambda: str(events))
+    assert events.count(AllBlocksCleared()) == 1
+
+
+def num_stored(events: list[Any]) -> int:
+    return sum(len(event.block_hashes) for event in events if isinstance(event, BlockStored))

@@ -6,12 +6,15 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemon import Daemon, eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, Engine, RankMemory, small_engine, small_model, tokens_of
+from engine_process import EngineProcess
 from node import Node
+from regions import remove_leftovers, unique_name
 
 from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus
 from flexkv_radix.layout import KVCacheLayoutType
@@ -21,6 +24,16 @@ from radixshmem import Geometry
 PROMPT = tokens_of(5 * BLOCK)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
 DATA_BYTES = 64 * SMALL_SLOT_BYTES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def early_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineProcess, str, float]]:
+    """An engine that works while the other tests run, its radix-server's name, and since when."""
+    name = unique_name()
+    with EngineProcess(name, tmp_path_factory.mktemp("early"), FLEXKV_ATTACH_TIMEOUT_S="600") as engine:
+        assert engine.ask("put", PROMPT, HERE) == engine.ask("get", PROMPT, THERE) == 0
+        yield engine, name, time.monotonic()
+    remove_leftovers(name)
 
 
 def serves_on(engine: Engine) -> None:
@@ -195,3 +208,18 @@ def test_no_thread_is_left_behind(node: Node, tmp_path: Path) -> None:
         if thread.name.startswith("flexkv") and thread not in before
     ]
     assert ours == []
+
+
+@pytest.mark.slow
+def test_a_radix_server_that_comes_up_20_s_after_the_engine(
+    early_engine: tuple[EngineProcess, str, float],
+) -> None:
+    """The last test of this file: the engine has been waiting while the others ran."""
+    engine, name, since_s = early_engine
+    eventually(lambda: time.monotonic() - since_s > 20, "the 20 s")
+    assert engine.ask("put", PROMPT, HERE) == engine.ask("get", PROMPT, THERE) == 0
+    assert engine.ask("disabled") == ""
+    with Daemon(name, "--data-bytes", str(DATA_BYTES)):
+        assert engine.ask("ready") == 64
+        assert engine.ask("put", PROMPT, HERE) == 5 * BLOCK
+        assert engine.ask("get", PROMPT, THERE) == 5 * BLOCK

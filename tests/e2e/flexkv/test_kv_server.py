@@ -59,6 +59,16 @@ def children_of(pid: int) -> set[int]:
     return {int(child) for task in tasks for child in task.read_text().split()}
 
 
+def shared_tensors(rank_pid: int, worker_pid: int) -> set[str]:
+    """Files of shared tensors that both processes have mapped."""
+
+    def files(pid: int) -> set[str]:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines if "/torch_" in line}
+
+    return files(rank_pid) & files(worker_pid)
+
+
 def test_round_trip_and_counts(node: Node, tmp_path: Path, server) -> None:
     name = node.serve(data_bytes=DATA_BYTES)
     with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
@@ -164,13 +174,18 @@ def test_a_dead_clients_things_come_back(node: Node, tmp_path: Path, server) -> 
         a.ask("put", PROMPT, HERE)
         workers = children_of(server.pid)
         assert len(workers) == 2
+        [mapped] = [pid for pid in workers if shared_tensors(a.pid, pid)]
         client = node.join(name)
         assert a.ask("match", PROMPT) == 5 * BLOCK
         assert a.ask("stage", tokens_of(4 * BLOCK, 1)) == 4 * BLOCK
         assert held(client)[1] == 4
         a.kill()
-        eventually(lambda: held(client) == (0, 0), "the dead client's pins and slots", timeout_s=10)
-        eventually(lambda: len(children_of(server.pid)) == 1, "its worker's end", timeout_s=10)
+        eventually(
+            lambda: held(client) == (0, 0) and not Path(f"/proc/{mapped}/maps").exists(),
+            "the dead client's pins, slots and mappings",
+            timeout_s=2,
+        )
+        assert children_of(server.pid) == workers - {mapped}
         assert b.ask("get", PROMPT, THERE) == 5 * BLOCK
     with EngineProcess(name, tmp_path, 0, **EXTERNAL) as again:
         again.ask("ready")

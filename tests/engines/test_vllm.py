@@ -31,7 +31,7 @@ pytestmark = pytest.mark.engines(VLLM)
 OURS = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
 FLEXKV = {"kv_connector": "FlexKVConnectorV1", "kv_role": "kv_both"}
 BLOCK = 32
-CLOSE_MARGIN = 0.05  # in log-probability; rounding moves it by less than a thousandth
+ROUNDING = 0.01  # of a log-probability; it moves by less than a thousandth
 TRANSFER_WORKER = "flexkv_radix.transfer.worker"
 
 
@@ -149,33 +149,42 @@ def test_a_reset_engine_finds_only_what_it_stores_from_then_on(
     assert pair.second.generate(prompt)[0]["num_cached"] == whole_blocks(prompt)
 
 
-def test_outputs_depend_on_what_is_loaded(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_outputs_depend_on_what_is_loaded(
+    pair: Pair, client: RadixClient, prompts: Prompts, name: str
+) -> None:
     """The control of all tests here: with the slots zeroed, a hit changes the output."""
+    engine: EngineProcess = getattr(pair, name)
     (prompt,) = prompts(6, 600)
-    store(pair, client, pair.second, prompt)
+    store(pair, client, engine, prompt)
     client.store.array(ComponentType.FULL)[:] = 0
-    (output,) = pair.second.generate(prompt)
+    (output,) = engine.generate(prompt)
     client.reset()
     assert output["num_cached"] == whole_blocks(prompt)
     assert output["tokens"] != pair.expected(prompt)[0]
 
 
 def test_requests_survive_the_death_of_the_server(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
+    """Both engines are busy when it is killed; hits go on without it, and when it is back."""
     asked = prompts(7, *[400] * 6)
     expected = pair.expected(*asked)
+    client.reset()
     store(pair, client, pair.second, *asked[:3])
     before = num_inserted(client)
-    pair.second.ask("generate", prompts=asked)
+    engines = (pair.first, pair.second)
+    for engine in engines:
+        engine.ask("generate", prompts=asked)
     pair.server.kill()
-    assert tokens_of(pair.second.answer()) == expected
+    for engine in engines:
+        assert tokens_of(engine.answer()) == expected
     wait_until(lambda: num_inserted(client) >= before + 3 * ((400 + 15) // BLOCK), "the rest is stored")
-    outputs = pair.second.generate(*asked)  # nobody serves, the regions are there
-    assert tokens_of(outputs) == expected
-    assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)
-    pair.server.start()
-    outputs = pair.second.generate(*asked)
-    assert tokens_of(outputs) == expected
-    assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)
+    for restarts in (False, True):
+        if restarts:
+            pair.server.start()
+        for engine in engines:
+            outputs = engine.generate(*asked)
+            assert tokens_of(outputs) == expected
+            assert all(output["num_cached"] == whole_blocks(asked[0]) for output in outputs)
 
 
 def test_soak_under_eviction(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
@@ -216,31 +225,26 @@ def test_a_dead_transfer_worker_costs_hits_alone(pair: Pair, client: RadixClient
 def test_requests_that_are_preempted(
     pair: Pair, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
 ) -> None:
-    """Four at a time in memory for two and a half: preempted, resumed, and loaded the second time.
+    """Four at a time in memory for three: preempted, resumed, and loaded the second time.
 
-    Batches round otherwise than single requests, so tokens are compared up to the first close decision.
+    Batches round otherwise than single requests, so it is not the tokens that are compared: each has to be
+    the likeliest by the judgement of the engine without cache, or as good as that.
     """
-    asked = prompts(13, *[300] * 4)
-    expected = pair.reference.generate(*asked, num_tokens=150, logprobs=2)
+    asked, num_tokens = prompts(13, *[300] * 4), 100
     memory = {"kv_cache_memory_bytes": 40 * 65536, "max_model_len": 512, "max_num_seqs": 4}
     pressed = make_engine(VLLM, pair.server, kv_transfer_config=OURS, **memory)
     client.reset()
-    for outputs in (pressed.generate(*asked, num_tokens=150), pressed.generate(*asked, num_tokens=150)):
-        num_compared = sum(same_until_close(*both) for both in zip(expected, outputs, strict=True))
-        assert num_compared >= 300
+    for _ in range(2):
+        answers = tokens_of(pressed.generate(*asked, num_tokens=num_tokens))
+        whole = [prompt + answer for prompt, answer in zip(asked, answers, strict=True)]
+        for output in pair.reference.generate(*whole, num_tokens=1, judges_prompt=True):
+            assert max(output["regrets"][-num_tokens:]) < ROUNDING
+            assert max(output["regrets"][:-num_tokens]) > 1  # of random tokens
     metrics = pressed.call("metrics")
     assert metrics["vllm:num_preemptions"] > 0
     assert metrics["vllm:external_prefix_cache_hits"] >= 4 * whole_blocks(asked[0])
     assert metrics["vllm:radixshmem_errors"] == 0
     pressed.close()
-
-
-def same_until_close(expected: dict[str, Any], output: dict[str, Any]) -> int:
-    """Tokens that had to be equal, and are: those before the first whose runner-up was about as likely."""
-    close = (step for step, margin in enumerate(expected["margins"]) if margin < CLOSE_MARGIN)
-    num_compared = next(close, len(expected["tokens"]))
-    assert output["tokens"][:num_compared] == expected["tokens"][:num_compared]
-    return num_compared
 
 
 def test_an_engine_killed_while_it_stores_leaves_nothing_behind(
@@ -260,6 +264,8 @@ def test_an_engine_killed_while_it_stores_leaves_nothing_behind(
     kept.ask("generate", prompts=[asked[1]])
     wait_until(lambda: pool(client)["num_staged"] > 0, "slots are staged")
     kept.kill()
+    (output,) = pair.second.generate(asked[0])
+    assert (output["tokens"], output["num_cached"]) == (expected[0], whole_blocks(asked[0]))
     wait_until(lambda: pool(client)["num_staged"] == 0, "the staged slots are back")
     multi = {
         "kv_connector": "MultiConnector",

@@ -32,10 +32,14 @@ def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
         num_tokens: int = 16,
         salt: str | None = None,
         lora: tuple[str, int, str] | None = None,
-        logprobs: int | None = None,
+        judges_prompt: bool = False,
     ) -> list[dict[str, Any]]:
         sampling = SamplingParams(
-            temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
+            temperature=0,
+            max_tokens=num_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            prompt_logprobs=1 if judges_prompt else None,
         )
         inputs = [{"prompt_token_ids": ids} | ({"cache_salt": salt} if salt else {}) for ids in prompts]
         request = LoRARequest(*lora) if lora else None
@@ -45,9 +49,9 @@ def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
                 "tokens": list(output.outputs[0].token_ids),
                 "num_cached": output.num_cached_tokens,
                 "first_token_s": output.metrics.first_token_latency if output.metrics else None,
-                "margins": _margins(output.outputs[0].logprobs) if logprobs else None,
+                "regrets": _regrets(ids, output.prompt_logprobs) if judges_prompt else None,
             }
-            for output in outputs
+            for ids, output in zip(prompts, outputs, strict=True)
         ]
 
     def metrics() -> dict[str, float]:
@@ -64,13 +68,12 @@ def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     return {"generate": generate, "metrics": metrics, "reset_cache": reset_cache}
 
 
-def _margins(steps: Any) -> list[float]:
-    """How far the chosen token's log-probability is above the runner-up's, per step."""
-    margins = []
-    for step in steps:
-        best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
-        margins.append(best - second)
-    return margins
+def _regrets(prompt: list[int], steps: Any) -> list[float]:
+    """How far the likeliest log-probability is above that of the prompt's token, from its second one on."""
+    return [
+        max(entry.logprob for entry in step.values()) - step[token].logprob
+        for token, step in zip(prompt[1:], steps[1:], strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ demo: $(VENV)/.installed
 ## test          run the C and Python tests that need no accelerator and no engine
 test: $(VENV)/.test
 	$(MAKE) -C csrc test
-	$(PY) -m pytest -m 'not gpu and not engines'
+	$(PY) -m pytest -m 'not gpu and not engines' -n auto --maxprocesses 4 --dist loadfile
 
 ## check         lint, types, warnings as errors, generated files up to date
 check: $(VENV)/.dev

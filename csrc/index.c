@@ -290,7 +290,7 @@ int rs_reset(rs_client *c)
         return rc;
     uint32_t root = unused_root(v);
     if (root == RS_NONE)
-        return rs_verb_end(c, RS_EBUSY);
+        return rs_verb_end(c, RS_EROOTS);
     rs_event_locked(v, RS_EVENT_CLEARED, RS_REASON_RESET, RS_FULL, 0, RS_NONE);
     rs_add64(v, &v->hdr->generation, 1);
     rs_set32(v, &v->hdr->draining, 1);

@@ -316,7 +316,8 @@ const char *rs_error_text(int code);
     X(RS_EDUPLICATE, -11, "slots: a slot is named twice")                                                \
     X(RS_ERANGE, -12, "more slots than the pool has")                                             \
     X(RS_EFORKED, -13, "the client belongs to the parent of this forked process")                 \
-    X(RS_ENOCOMPONENT, -14, "the region has no pool for this component")
+    X(RS_ENOCOMPONENT, -14, "the region has no pool for this component")                          \
+    X(RS_EROOTS, -15, "pins and staged slots from before 127 earlier resets are still held")
 
 enum {
 #define RS_ERROR_VALUE(name, value, text) name = value,

@@ -64,6 +64,7 @@ def raise_for(code: int, what: str) -> None:
 
 _EXCEPTIONS: dict[int, type[Exception]] = {
     lib.RS_EBUSY: IndexBusy,
+    lib.RS_EROOTS: IndexBusy,
     lib.RS_ECORRUPT: CorruptRegion,
     lib.RS_EVERSION: LayoutMismatch,
     lib.RS_ENOTREADY: ServerNotReady,

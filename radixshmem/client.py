@@ -282,7 +282,8 @@ class RadixClient:
     def reset(self) -> None:
         """Forget everything published.  Pinned and staged slots keep their bytes until released.
 
-        IndexBusy when it could not be done now.
+        IndexBusy when it could not be done now: the index lock was not free, or pins and staged slots from
+        before 127 earlier resets are still held.
         """
         self._begin().index.reset()
 

@@ -41,7 +41,10 @@ class ClientClosed(RadixError):  # noqa: N818
 
 
 class IndexBusy(RadixError):  # noqa: N818
-    """The index lock was not free within its deadline.  The text starts with ``BUSY:``."""
+    """Not now; nearly always because the index lock was not free within its deadline.
+
+    The text starts with ``BUSY:``.
+    """
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"BUSY: {detail}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 import posix_ipc
 
 from radixshmem import _native
-from radixshmem.errors import RadixError
+from radixshmem.errors import NoSpace, RadixError
 from radixshmem.names import shm_path
 from radixshmem.prefault import Prefault, Progress, allocate_pages
 from radixshmem.records import RegionConfig, RegionState
@@ -101,6 +102,8 @@ def open_object(name: str, hugepage_path: str = "", *, own: bool = False) -> int
     path = object_path(name, hugepage_path)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except PermissionError as error:
+        raise PermissionError(_describe_refusal(path)) from error
     except OSError as error:
         if error.errno in _NOT_A_FILE:
             raise RadixError(f"{path} is not a regular file: remove it, or choose another name") from error
@@ -111,6 +114,15 @@ def open_object(name: str, hugepage_path: str = "", *, own: bool = False) -> int
         os.close(fd)
         raise
     return fd
+
+
+def _describe_refusal(path: str) -> str:
+    status = os.stat(path, follow_symlinks=False)
+    return (
+        f"{path} may not be opened by user id {os.geteuid()}: it is user id {status.st_uid}'s, group id "
+        f"{status.st_gid}'s, mode {stat.S_IMODE(status.st_mode):04o}; run as that user, or start its "
+        "radix-server with --group and --mode 0660"
+    )
 
 
 def object_path(name: str, hugepage_path: str = "") -> str:
@@ -191,6 +203,13 @@ def _create(name: str, hugepage_path: str) -> int:
         raise FileExistsError(f"{object_path(name)} exists") from None
     except posix_ipc.PermissionsError:
         raise PermissionError(f"{object_path(name)} may not be made by user id {os.geteuid()}") from None
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NoSpace(
+                f"{object_path(name)} cannot be made: its file system has no inode left (df -i); remove "
+                "files there, or mount it with a larger nr_inodes"
+            ) from error
+        raise
 
 
 def _format_store(fd: int, config: RegionConfig, store_bytes: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 from enum import IntEnum
 
 from radixshmem.errors import NoSpace, RadixError
@@ -37,6 +39,22 @@ _CODES: list[tuple[type[Exception], ExitCode]] = [
     (ValueError, ExitCode.USAGE),
     (TypeError, ExitCode.USAGE),
 ]
+
+
+_LIMITS = {
+    errno.EMFILE: ("open files (ulimit -n)", resource.RLIMIT_NOFILE),
+    errno.EFBIG: ("file size (ulimit -f)", resource.RLIMIT_FSIZE),
+    errno.ENOMEM: ("address space (ulimit -v)", resource.RLIMIT_AS),
+}
+
+
+def describe(error: Exception) -> str:
+    """The error's text, with the resource limit that it comes from."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None) or 0
+    what, limit = _LIMITS.get(number, ("", resource.RLIMIT_CORE))
+    if not what or resource.getrlimit(limit)[0] == resource.RLIM_INFINITY:
+        return str(error)
+    return f"{error}: this process's limit of {what} is {resource.getrlimit(limit)[0]}; raise it"
 
 
 def exit_code(error: Exception) -> ExitCode:

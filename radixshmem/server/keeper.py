@@ -20,11 +20,11 @@ from radixshmem.errors import CorruptRegion, RadixError
 from radixshmem.geometry import Geometry, PublishedGeometry, check_same_geometry
 from radixshmem.index import Index
 from radixshmem.info import ServerInfo
-from radixshmem.names import default_data_name
 from radixshmem.prefault import Progress
 from radixshmem.records import RegionConfig
 from radixshmem.region import Access, open_object
 from radixshmem.server.builder import build_regions, grant_access, plan_regions
+from radixshmem.server.exits import describe
 from radixshmem.server.leftovers import (
     Adopt,
     Discard,
@@ -219,7 +219,7 @@ class RegionKeeper:
 
     def _give_up(self, error: Exception) -> None:
         self._published = None
-        text = str(error) or type(error).__name__
+        text = describe(error) or type(error).__name__
         self._state.update(mode="failed", last_error=text, geometry=None, progress=0.0, epoch="")
         log.error(
             "no regions to serve from: %s", text, exc_info=None if isinstance(error, RadixError) else error
@@ -283,10 +283,7 @@ class RegionKeeper:
 
     def _drop_regions(self) -> None:
         """Of regions that this server made or adopted, so their names are certain even if they are broken."""
-        config = self._config
-        drop_regions(
-            config.name, config.resolved_data_name or default_data_name(config.name), config.hugepage_path
-        )
+        drop_regions(self._config.name, self._config.resolved_data_name, self._config.hugepage_path)
 
     def _drop_index(self) -> None:
         if self.index is not None:

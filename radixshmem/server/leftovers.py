@@ -99,9 +99,12 @@ def discard_leftovers(config: ServerConfig, decision: Discard) -> None:
 
 
 def drop_regions(name: str, data_name: str, hugepage_path: str) -> None:
-    """Retire and unlink the index ``name`` and the SlotStore ``data_name``, on either kind of pages."""
+    """Retire and unlink the index ``name`` and the SlotStore ``data_name``, on either kind of pages.
+
+    ``data_name`` "": there is no SlotStore but the one that the index names, if it does.
+    """
     retire_regions(name)
-    for path in {"", hugepage_path}:
+    for path in {"", hugepage_path} if data_name else ():
         destroy_store(data_name, path)
 
 

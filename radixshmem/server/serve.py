@@ -14,7 +14,7 @@ from types import FrameType
 from radixshmem.config import ServerConfig
 from radixshmem.errors import RadixError
 from radixshmem.info import ServerInfo
-from radixshmem.server.exits import ExitCode, exit_code
+from radixshmem.server.exits import ExitCode, describe, exit_code
 from radixshmem.server.logs import Logs
 from radixshmem.server.server import RadixServer
 from radixshmem.server.systemd import notify, watchdog_interval_s
@@ -37,8 +37,8 @@ def serve(config: ServerConfig) -> ExitCode:
             notify(READY=1, STATUS=_status_line(server.info))
             _run(server, logs, signals)
             notify(STOPPING=1)
-    except (RadixError, ValueError, TypeError, OSError) as error:
-        log.error("%s", error)
+    except (RadixError, ValueError, TypeError, OSError, MemoryError) as error:
+        log.error("%s", describe(error))
         log.debug("where it came from", exc_info=error)
         return exit_code(error)
     except Exception:

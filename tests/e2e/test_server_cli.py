@@ -386,6 +386,18 @@ def test_index_only_server_counts_from_the_geometry(shm_name: str) -> None:
         assert not Path(f"/dev/shm{shm_name}_data").exists()
 
 
+def test_index_only_server_leaves_a_file_that_it_did_not_make(shm_name: str) -> None:
+    theirs = Path(f"/dev/shm{shm_name}_data")
+    theirs.write_bytes(b"somebody's")
+    with Daemon(shm_name) as daemon:
+        daemon.wait_serving()
+        with configure(shm_name, Geometry(16, 4096, full_slots=77)):
+            pass
+        assert daemon.stop() == 0
+    assert theirs.read_bytes() == b"somebody's"
+    assert not Path(f"/dev/shm{shm_name}").exists()
+
+
 def test_wait_ready_timeout_tells_the_mode(shm_name: str) -> None:
     with Daemon(shm_name, *BUDGET) as daemon:
         daemon.wait_serving()

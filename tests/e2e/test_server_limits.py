@@ -165,6 +165,16 @@ def test_other_users_get_in_only_by_mode(shm_name: str) -> None:
         with Daemon(shm_name, "--data-bytes", "8M", "--mode", mode) as daemon:
             daemon.wait_serving()
             assert as_nobody(join).returncode == code
+            with RadixClient(shm_name, Geometry(16, 65536)) as client:
+                client.wait_ready(DEADLINE_S)
+            opened = as_nobody(
+                f"""
+                from radixshmem.region import open_index
+                os.close(open_index("{shm_name}"))
+                """
+            )
+            assert opened.returncode == code, opened.stderr
+            assert ("start its radix-server with --group and --mode 0660" in opened.stderr) == bool(code)
             assert daemon.stop() == 0
 
 
@@ -220,6 +230,20 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(shm_name: str) -> N
             client.wait_ready(DEADLINE_S)
         daemon.wait_log("100 %")
         assert "━" not in daemon.log
+
+
+def test_the_limit_that_stops_the_build_is_named(shm_name: str) -> None:
+    """RLIMIT_FSIZE holds for shared memory, too."""
+    with Daemon(shm_name, "--data-bytes", "8M") as daemon:
+        daemon.wait_serving()
+        limits = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        client = RadixClient(shm_name, GEOMETRY)
+        with pytest.raises(RadixError, match=r"ulimit -f.* is 1048576"):
+            client.wait_ready(DEADLINE_S)
+        client.close()
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, limits)
+        assert daemon.stop() == 0
 
 
 # -- no descriptor left -------------------------------------------------------------------------

@@ -1,8 +1,13 @@
 """An SGLang engine that a test drives (engine_protocol.py)."""
 
+import json
+import os
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
+import msgspec
+import zmq
 from engine_protocol import serve
 
 DEFAULTS = {
@@ -23,10 +28,20 @@ DEFAULTS = {
 
 
 def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
+    if version("sglang") == "0.5.20":  # its page allocator is made of Triton kernels
+        os.environ["TRITON_INTERPRET"] = "1"
     import sglang
+    from sglang.srt.disaggregation.kv_events import KVEventBatch
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     options["model_path"] = options.pop("model")
+    events_port = options.pop("events_port", None)
+    listener = zmq.Context.instance().socket(zmq.SUB)
+    if events_port is not None:
+        config = {"publisher": "zmq", "endpoint": f"tcp://*:{events_port}"}
+        options["kv_events_config"] = json.dumps(config)
+        listener.connect(f"tcp://127.0.0.1:{events_port}")
+        listener.subscribe(b"")
     engine = sglang.Engine(**DEFAULTS | options)
 
     def generate(prompts: list[list[int]], num_tokens: int = 16, **keys: str) -> list[dict[str, Any]]:
@@ -46,7 +61,15 @@ def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
         """Empty the device cache."""
         return bool(engine.flush_cache().success)
 
-    return {"generate": generate, "flush": flush, "shutdown": engine.shutdown}
+    def events() -> list[dict[str, Any]]:
+        """What was published since the last call: fields and type of each event, by SGLang's own types."""
+        heard: list[Any] = []
+        while listener.poll(0):
+            _, _, payload = listener.recv_multipart()
+            heard += msgspec.msgpack.decode(payload, type=KVEventBatch).events
+        return [{"type": type(event).__name__, **msgspec.structs.asdict(event)} for event in heard]
+
+    return {"generate": generate, "flush": flush, "events": events, "shutdown": engine.shutdown}
 
 
 if __name__ == "__main__":

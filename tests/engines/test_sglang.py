@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from real_engines import (
@@ -121,6 +122,51 @@ def test_outputs_depend_on_what_is_loaded(node: Node, client: RadixClient, promp
         assert output["tokens"] != node.expected(prompt)[0]
 
 
+def test_events_of_the_shared_tier(node: Node, client: RadixClient, prompts: Prompts) -> None:
+    """Our backend tells them among the device's: what it stored, and that a reset removed it."""
+    engine, (prompt,) = node.engines[OURS], prompts(32, 320)
+    heard: list[dict[str, Any]] = []
+
+    def stored() -> list[dict[str, Any]]:
+        """Since the cache was last cleared."""
+        heard.extend(engine.call("events"))
+        cleared = [number for number, event in enumerate(heard) if event["type"] == "AllBlocksCleared"]
+        heard[:] = heard[cleared[-1] + 1 :] if cleared else heard
+        return [event for event in heard if event["type"] == "BlockStored" and event["medium"] == "CPU"]
+
+    stored()
+    (output,) = engine.generate(prompt)
+    wait_until(lambda: sum(len(event["block_hashes"]) for event in stored()) >= 10, "blocks are announced")
+    tokens = [token for event in stored() for token in event["token_ids"]]
+    assert tokens == (prompt + output["tokens"])[:320]
+    hashes = [block for event in stored() for block in event["block_hashes"]]
+    assert len(set(hashes)) == 10
+    assert stored()[0]["parent_block_hash"] is None
+    client.reset()
+    wait_until(lambda: stored() == [], "they are withdrawn")
+
+
+@latest_alone
+def test_tensor_parallel_ranks_agree(
+    node: Node, make_server: MakeServer, make_engine: MakeEngine, prompts: Prompts
+) -> None:
+    """Two ranks, each with its share of every block; only the first asks the cache."""
+    server = make_server("16M")
+    engine = start(make_engine, node.version, server, OURS_LAYERWISE, tp_size=2)
+    asked = prompts(33, 300, 600)
+    expected = tokens_of(engine.generate(*asked))
+    overwrite_device(engine, prompts)
+    outputs = engine.generate(*asked)
+    assert tokens_of(outputs) == expected
+    assert cached_of(outputs) == list(map(whole_pages, asked))
+    overwrite_device(engine, prompts)
+    with RadixClient(server.name) as client:
+        client.wait_ready(30)
+        client.store.array(ComponentType.FULL)[:] = 0
+    assert tokens_of(engine.generate(*asked)) != expected
+    engine.kill()
+
+
 @latest_alone
 def test_soak_under_eviction(node: Node, client: RadixClient, prompts: Prompts) -> None:
     """160 requests over all engines; shared prefixes, and far more blocks than the pool holds."""
@@ -162,6 +208,26 @@ def test_requests_survive_the_death_of_the_server(
     outputs = engine.generate(*asked)
     assert tokens_of(outputs) == expected
     assert cached_of(outputs) == list(map(whole_pages, asked))
+
+
+@latest_alone
+@pytest.mark.parametrize("way", [OURS, HOOK])
+def test_a_dead_transfer_worker_costs_hits_alone(
+    node: Node, client: RadixClient, prompts: Prompts, way: str
+) -> None:
+    """Killed with a load under way: the blocks are computed instead.  Another worker brings it back."""
+    engine, asked = node.engines[way], prompts(34, 600, 700)
+    expected = node.expected(*asked)
+    store(client, node.engines[OURS_LAYERWISE], *asked)
+    (worker,) = engine.processes(TRANSFER_WORKER)
+    os.kill(worker, signal.SIGSTOP)
+    engine.ask("generate", prompts=asked[:1])
+    wait_until(lambda: pool(client)["num_pins"] > 0, "the load has begun")
+    os.kill(worker, signal.SIGKILL)
+    assert tokens_of(engine.answer()) == expected[:1]
+    wait_until(lambda: "the KV cache is back" in engine.log.read_text(), "the worker is replaced")
+    outputs = engine.generate(asked[1])
+    assert (tokens_of(outputs), cached_of(outputs)) == (expected[1:], [whole_pages(asked[1])])
 
 
 @latest_alone

@@ -13,6 +13,7 @@ from real_engines import (
     MakeServer,
     Prompts,
     RadixServer,
+    free_port,
     wait_until,
 )
 
@@ -59,9 +60,11 @@ def make_node(version: str, make_server: MakeServer, make_engine: MakeEngine) ->
     """Start it all; the pool is small, so that the tests evict."""
     server = make_server("16M")
     reference = make_engine(version, None, disable_radix_cache=True)
-    return Node(
-        version, server, reference, {w: start(make_engine, version, server, w) for w in WAYS_OF[version]}
-    )
+    engines = {
+        way: start(make_engine, version, server, way, **({"events_port": free_port()} if way == OURS else {}))
+        for way in WAYS_OF[version]
+    }
+    return Node(version, server, reference, engines)
 
 
 def start(

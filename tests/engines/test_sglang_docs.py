@@ -1,0 +1,43 @@
+"""SGLang's part of docs/engines.md and its example, run as written by a user in SGLang's environment."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from real_engines import SGLANG_23, VLLM, free_port, python_of
+from test_engine_docs import QUESTION_TOKENS, Shell, command_lines, first_words
+from test_engine_docs import shell as shell  # a fixture
+
+pytestmark = pytest.mark.engines(SGLANG_23, VLLM)
+
+FLAGS = "--enable-cache-report"
+PAGE = 32
+HITS = (QUESTION_TOKENS - 1) // PAGE * PAGE
+
+
+@pytest.fixture(autouse=True)
+def sglang_first(shell: Shell) -> None:
+    shell.environment |= {
+        "PATH": f"{python_of(SGLANG_23).parent}:{os.environ['PATH']}",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_both_backends_share_a_node(shell: Shell) -> None:
+    """One engine for each line."""
+    shell.start(*command_lines("radix-server --name"))
+    lines = command_lines("python -m sglang.launch_server")
+    first = free_port()
+    ports = [first + 10 * number for number in range(len(lines))]
+    for line, port in zip(lines, ports, strict=True):
+        shell.start(f"{line} --port {port} {FLAGS}")
+    urls = " ".join(f"http://127.0.0.1:{port}" for port in ports)
+    assert first_words(shell.run(f"python examples/vllm_two_engines/ask.py {urls}")) == [0, HITS]
+
+
+def test_the_example_of_two_engines(shell: Shell) -> None:
+    (line,) = command_lines("examples/sglang/run.sh")
+    output = shell.run(f"{line} {FLAGS}", PORT=free_port(), DATA_BYTES="256M")
+    assert first_words(output) == [0, HITS]

@@ -26,7 +26,7 @@ if [ ! -e "$stamp" ]; then
         torchvision==0.28.0
     "$env_dir/bin/python" "$here/engine_requirements.py" sglang --only "${needed[@]}" > "$env_dir/requirements.txt"
     pip -r "$env_dir/requirements.txt" triton==3.9.0 dill loguru pyyaml pytest
-    cp "$here/sglang_cpu/sitecustomize.py" "$("$env_dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
     touch "$stamp"
 fi
+cp "$here/sglang_cpu/sitecustomize.py" "$("$env_dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 echo "$env_dir"

@@ -40,7 +40,7 @@ def match_get(tier: CacheEngineRadixShmem, hashes: Hashes, wanted: Blocks, *, sw
     if not plan.transfers:
         match.release()
         return Matched(Hold(), NO_BLOCKS, (), hit)
-    return Matched(Hold([match]), plan.blocks, plan.transfers, hit, needs_launch=True)
+    return Matched(Hold([match]), plan.blocks, plan.transfers, hit, 0, 0, True)
 
 
 def match_put(tier: CacheEngineRadixShmem, hashes: Hashes, wanted: Blocks, *, swa: bool) -> Matched:

@@ -97,7 +97,7 @@ class KVTaskEngine:
         self, hashes: Hashes, num_tokens: int, wanted: Blocks, *, swa: bool = False
     ) -> tuple[int, Blocks]:
         """Match and pin; the task waits for launch() with the blocks returned; without any it is over."""
-        matched, tier = None, self.tier
+        matched, tier = None, self._driver.tier
         if tier is not None and len(hashes):
             try:
                 matched = match_get(tier, hashes, wanted, swa=swa)

@@ -145,11 +145,12 @@ class CacheEngineRadixShmem:
         """Longest published prefix, pinned; with swa, the longest whose window is there too."""
         mask = COMPONENT_MASK_FULL | COMPONENT_MASK_SWA if swa else COMPONENT_MASK_FULL
         found = self.client.query(hashes, mask=mask, lock=True)
-        full_hit, common_hit = found.full_hit, found.common_hit
-        slots = found.full_fragments[0][2] if common_hit else NO_SLOTS
+        slots = found.common_slots()
         if not swa:
-            return ShmRadixMatch(full_hit, common_hit, slots, 0, NO_SLOTS, found.finalize)
-        return ShmRadixMatch(full_hit, common_hit, slots, found.swa_start, found.swa_slots, found.finalize)
+            return ShmRadixMatch(found.full_hit, found.common_hit, slots, 0, NO_SLOTS, found.finalize)
+        return ShmRadixMatch(
+            found.full_hit, found.common_hit, slots, found.swa_start, found.swa_slots, found.finalize
+        )
 
     def take(self, num_slots: int, component: ComponentType = ComponentType.FULL) -> Slots:
         """Stage up to num_slots slots (SWA: all or none), evicting as needed."""

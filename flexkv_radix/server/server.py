@@ -101,6 +101,8 @@ class KVServer:
         # before the poll: nothing may be sent in between, because that can eat the change.
         self._serve_requests()
         ready = {fd for fd, _ in self._poller.poll(self._timeout_ms())}
+        if self._router_fd in ready:  # before anything else: somebody waits for the answer
+            self._serve_requests()
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)

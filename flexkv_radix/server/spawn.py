@@ -53,5 +53,6 @@ def ensure_server(endpoint: str) -> None:
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+    environment["PYTHONSAFEPATH"] = "1"  # not what lies where the engine was started (Python >= 3.11)
     command = [sys.executable, "-m", "flexkv_radix.server", "--endpoint", endpoint, "--background"]
     subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=False)

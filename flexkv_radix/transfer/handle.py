@@ -206,6 +206,7 @@ def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+    environment["PYTHONSAFEPATH"] = "1"  # not what lies where the engine was started (Python >= 3.11)
     if not environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     return environment

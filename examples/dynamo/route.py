@@ -1,6 +1,9 @@
 """What a router would ask: which worker has how much of a prompt?
 
-python route.py http://127.0.0.1:8001 http://127.0.0.1:8090       (an engine, Dynamo's indexer)
+python route.py http://127.0.0.1:8001 http://127.0.0.1:8090 [BLOCK_SIZE tcp://127.0.0.1:5557 tcp://127.0.0.1:5558]
+
+An engine, Dynamo's indexer; with the engine's block size and endpoints of its events and of their replay the
+indexer is told to listen to it.
 """
 
 import json
@@ -21,6 +24,12 @@ def post(url: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+def register(indexer: str, block_size: int, endpoint: str, replay_endpoint: str) -> None:
+    """Let the indexer listen to worker 1, and ask for what it missed."""
+    worker = {"instance_id": 1, "model_name": "default", "block_size": block_size}
+    post(f"{indexer}/register", worker | {"endpoint": endpoint, "replay_endpoint": replay_endpoint})
+
+
 def cached_tokens(indexer: str, tokens: list[int]) -> dict[str, int]:
     """Tokens of the prompt that each worker has in host memory."""
     answer = post(f"{indexer}/query", {"token_ids": tokens, "model_name": "default"})
@@ -28,8 +37,10 @@ def cached_tokens(indexer: str, tokens: list[int]) -> dict[str, int]:
 
 
 def main() -> None:
-    engine, indexer = sys.argv[1:]
+    engine, indexer, *registration = sys.argv[1:]
     model = await_server(engine)
+    if registration:
+        register(indexer, int(registration[0]), *registration[1:])
     generator = random.Random(1)
     question = " ".join(f"w{generator.randrange(2, 512)}" for _ in range(1500))
     tokens = post(f"{engine}/tokenize", {"model": model, "prompt": question})["tokens"]

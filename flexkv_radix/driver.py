@@ -106,8 +106,8 @@ class Driver:
         return self._link.worker
 
     def drop_if_stale(self, entry: Entry) -> None:
-        """End a task that was matched on a region that is served no more; wants the table's lock."""
-        if not entry.task.state.is_terminal and entry.tier is not self.tier:
+        """End an unlaunched task whose match is worth nothing any more; wants the table's lock."""
+        if entry.task.state is TaskState.UNREADY and entry.tier is not self.tier:
             self.fail(entry, self.disabled or "the radix-server made its regions anew")
 
     def fail(self, entry: Entry, error: str) -> None:
@@ -155,7 +155,8 @@ class Driver:
     def add_job(self, entry: Entry) -> None:
         """Await the pull job of a running task."""
         with self._table.lock:
-            self.drop_if_stale(entry)
+            if entry.tier is not self.tier:
+                self.fail(entry, self.disabled or "shut down")
         if self._jobs.add(entry):
             self._on_change()
 

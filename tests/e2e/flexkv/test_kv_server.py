@@ -262,6 +262,27 @@ def test_an_embedded_server_that_died_is_started_again(node: Node, tmp_path: Pat
             assert other.ask("get", tokens_of(5 * BLOCK, turn), THERE) == 5 * BLOCK
 
 
+def test_a_killed_worker_of_the_server(node: Node, tmp_path: Path, server) -> None:
+    """One client's worker; the other client is not concerned."""
+    name = node.serve(data_bytes=DATA_BYTES)
+    with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
+        [worker] = children_of(server.pid)
+        engine.put(PROMPT, HERE)
+        with EngineProcess(name, tmp_path, 1, **EXTERNAL) as other:
+            other.ask("ready")
+            os.kill(worker, signal.SIGSTOP)
+            get, _ = engine.manager.get_match(PROMPT)
+            engine.manager.launch([get], [engine.slots(THERE)])
+            os.kill(worker, signal.SIGKILL)
+            start_s = time.monotonic()
+            assert "worker" in engine.expect(get, KVResponseStatus.FAILED).error
+            assert time.monotonic() - start_s < 5
+            assert other.ask("get", PROMPT, THERE) == 5 * BLOCK
+            eventually(lambda: not engine.manager.disabled, lambda: engine.manager.disabled)
+            assert engine.get(PROMPT, THERE) == 5 * BLOCK
+            assert other.ask("disabled") == ""
+
+
 def server_of(directory: Path) -> int:
     """Process id of the KVServer that serves engines in directory: who holds the endpoint's lock."""
     inode = (directory / "flexkv.lock").stat().st_ino

@@ -27,6 +27,7 @@ from sglang_node import (
     OURS,
     OURS_LAYERWISE,
     TRANSFER_WORKER,
+    WAYS,
     Node,
     cached_of,
     make_node,
@@ -147,27 +148,6 @@ def test_events_of_the_shared_tier(node: Node, client: RadixClient, prompts: Pro
 
 
 @latest_alone
-def test_tensor_parallel_ranks_agree(
-    node: Node, make_server: MakeServer, make_engine: MakeEngine, prompts: Prompts
-) -> None:
-    """Two ranks, each with its share of every block; only the first asks the cache."""
-    server = make_server("16M")
-    engine = start(make_engine, node.version, server, OURS_LAYERWISE, tp_size=2)
-    asked = prompts(33, 300, 600)
-    expected = tokens_of(engine.generate(*asked))
-    overwrite_device(engine, prompts)
-    outputs = engine.generate(*asked)
-    assert tokens_of(outputs) == expected
-    assert cached_of(outputs) == list(map(whole_pages, asked))
-    overwrite_device(engine, prompts)
-    with RadixClient(server.name) as client:
-        client.wait_ready(30)
-        client.store.array(ComponentType.FULL)[:] = 0
-    assert tokens_of(engine.generate(*asked)) != expected
-    engine.kill()
-
-
-@latest_alone
 def test_soak_under_eviction(node: Node, client: RadixClient, prompts: Prompts) -> None:
     """160 requests over all engines; shared prefixes, and far more blocks than the pool holds."""
     generator = random.Random(8)
@@ -280,3 +260,26 @@ def test_an_engine_killed_while_it_stores_leaves_nothing_behind(
     outputs = restarted.generate(*asked)
     assert tokens_of(outputs) == expected
     assert cached_of(outputs) == [whole_pages(asked[0]), 0]
+
+
+@pytest.mark.engines(SGLANG_23)
+def test_tensor_parallel_ranks_agree(
+    make_server: MakeServer, make_engine: MakeEngine, prompts: Prompts
+) -> None:
+    """Two ranks, each with its share of every block; only the first asks the cache."""
+    server = make_server("16M")
+    environment, flags = WAYS[OURS_LAYERWISE]
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # a core for each rank
+    engine = make_engine(SGLANG_23, server, environment | cores, **flags, tp_size=2)
+    asked = prompts(33, 300, 600)
+    expected = tokens_of(engine.generate(*asked))
+    overwrite_device(engine, prompts)
+    outputs = engine.generate(*asked)
+    assert tokens_of(outputs) == expected
+    assert cached_of(outputs) == list(map(whole_pages, asked))
+    overwrite_device(engine, prompts)
+    with RadixClient(server.name) as client:
+        client.wait_ready(30)
+        client.store.array(ComponentType.FULL)[:] = 0
+    assert tokens_of(engine.generate(*asked)) != expected
+    engine.kill()

@@ -6,12 +6,15 @@ import os
 
 import pytest
 from real_engines import SGLANG_23, VLLM, free_port, python_of
-from test_engine_docs import QUESTION_TOKENS, Shell, command_lines, first_words
+from test_engine_docs import DOCS, QUESTION_TOKENS, Shell, command_lines, first_words
 from test_engine_docs import shell as shell  # a fixture
 
 pytestmark = pytest.mark.engines(SGLANG_23, VLLM)
 
-FLAGS = "--enable-cache-report"
+ON_A_CPU = (
+    "--attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph --max-total-tokens 8192"
+)
+FLAGS = f"--enable-cache-report --sleep-on-idle {ON_A_CPU}"  # reports what ask.py prints
 PAGE = 32
 HITS = (QUESTION_TOKENS - 1) // PAGE * PAGE
 
@@ -23,6 +26,10 @@ def sglang_first(shell: Shell) -> None:
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def test_the_page_says_what_a_cpu_needs() -> None:
+    assert ON_A_CPU in DOCS
 
 
 def test_both_backends_share_a_node(shell: Shell) -> None:

@@ -110,6 +110,11 @@ def store(client: RadixClient, engine: EngineProcess, *prompts: list[int], **arg
 
 def overwrite_device(engine: EngineProcess, prompts: Prompts) -> None:
     """Put other KV where the device cache had what it forgets: a flush alone leaves it where it was."""
-    assert engine.call("flush")
+    flush(engine)
     engine.generate(*prompts(99, 900, 900, 900), num_tokens=1)
-    assert engine.call("flush")
+    flush(engine)
+
+
+def flush(engine: EngineProcess) -> None:
+    """Empty the device cache, once the engine has put away the request that it just answered."""
+    wait_until(lambda: bool(engine.call("flush")), "the device cache is emptied")

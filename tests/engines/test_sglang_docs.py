@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from real_engines import SGLANG_23, VLLM, free_port, python_of
-from test_engine_docs import DOCS, QUESTION_TOKENS, Shell, command_lines, first_words
-from test_engine_docs import shell as shell  # a fixture
+from docs_shell import DOCS, QUESTION_TOKENS, Shell, command_lines, first_words, open_shell
+from real_engines import SGLANG_23, VLLM, free_port
 
 pytestmark = pytest.mark.engines(SGLANG_23, VLLM)
 
@@ -19,13 +19,11 @@ PAGE = 32
 HITS = (QUESTION_TOKENS - 1) // PAGE * PAGE
 
 
-@pytest.fixture(autouse=True)
-def sglang_first(shell: Shell) -> None:
-    shell.environment |= {
-        "PATH": f"{python_of(SGLANG_23).parent}:{os.environ['PATH']}",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    with open_shell(tmp_path, SGLANG_23) as shell:
+        shell.environment |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+        yield shell
 
 
 def test_the_page_says_what_a_cpu_needs() -> None:

@@ -36,7 +36,7 @@ from flexkv_radix import (
     ModelConfig,
 )  # fmt: skip
 from flexkv_radix.restarts import Restarts
-from radixshmem import Geometry, RadixClient
+from radixshmem import RadixClient
 
 PROMPT = tokens_of(5 * BLOCK)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
@@ -224,24 +224,17 @@ def test_a_server_killed_and_made_anew_under_load(shm_name: str, tmp_path: Path)
             assert engine.get(tokens_of(5 * BLOCK, 100), THERE) == 5 * BLOCK
 
 
-def test_another_model_took_the_server(
-    shm_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with small_engine(shm_name, tmp_path, cache=CacheConfig(BLOCK, model_identity="ours")) as engine:
+def test_another_server_that_refuses(shm_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_engine(shm_name, tmp_path) as engine:
         with Daemon(shm_name, *FLAGS) as server:
             engine.wait_ready()
             engine.put(PROMPT, HERE)
-            os.kill(worker_of(engine), signal.SIGSTOP)
             assert server.stop() == 0
-            theirs = Geometry(BLOCK, SMALL_SLOT_BYTES, slot_align=1024, fingerprint="another model")
-        with Daemon(shm_name, *FLAGS) as server:
-            server.wait_serving()
-            with RadixClient(shm_name, theirs) as other:
-                other.wait_ready(30)
-            eventually(lambda: "fingerprint" in engine.manager.disabled, lambda: engine.manager.disabled)
+        with Daemon(shm_name, "--data-bytes", str(SMALL_SLOT_BYTES - 1)):
+            eventually(lambda: "--data-bytes" in engine.manager.disabled, lambda: engine.manager.disabled)
             finds_nothing(engine)
             assert engine.manager.is_ready()
-    assert len(warnings_of(caplog, "fingerprint")) == 1
+    assert len(warnings_of(caplog, "--data-bytes")) == 1
 
 
 def test_shutdown_while_waiting_for_another_server(shm_name: str, tmp_path: Path) -> None:

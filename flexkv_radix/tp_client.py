@@ -118,7 +118,9 @@ class KVTPClient:
         over.  Does nothing for CPU tensors.
         """
         if self._step is not None:
-            self._step.record()
+            import torch
+
+            self._step.record(torch.cuda.current_stream(self._tensors[0].device))
 
     def wait_registered(self, timeout_s: float) -> bool:
         """Whether the worker has taken the tensors, within timeout_s.  RuntimeError if it refused them."""

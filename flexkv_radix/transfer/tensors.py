@@ -44,8 +44,9 @@ def share_tensors(tensors: Sequence[torch.Tensor]) -> SharedTensors:
         from flexkv_radix.transfer.cuda_driver import Device, export_memory
 
         storages = _distinct_storages(tensors)
-        torch.cuda.synchronize(device)
-        handles = tuple(export_memory(address, storage.nbytes()) for address, storage in storages.items())
+        with torch.cuda.device(device):  # the driver looks up addresses in the current device's context
+            torch.cuda.synchronize()
+            handles = tuple(export_memory(address, storage.nbytes()) for address, storage in storages.items())
         uuid = Device.at(device.index).uuid
     order = {address: index for index, address in enumerate(storages)}
     return SharedTensors(handles, tuple(_view(tensor, order) for tensor in tensors), fds, uuid)

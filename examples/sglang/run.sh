@@ -21,5 +21,6 @@ for number in 0 1; do
     python3 -m sglang.launch_server --model-path "$model" --port $((port + 10 * number)) \
         --page-size "${PAGE_SIZE:-32}" --enable-cache-report "${backend[@]}" "$@" &
 done
-python3 "$here/../vllm_two_engines/ask.py" "http://127.0.0.1:$port" "http://127.0.0.1:$((port + 10))"
+python3 "$here/../vllm_two_engines/ask.py" "http://127.0.0.1:$port" "http://127.0.0.1:$((port + 10))" &
+wait -n  # for the answers, or for a server that could not start
 radixctl --name "$FLEXKV_RADIXSHMEM_SERVER_NAME" status

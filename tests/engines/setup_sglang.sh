@@ -13,10 +13,10 @@ case $version in
     0.5.20) xgrammar=0.2.1 ;;
     *) echo "setup_sglang.sh: version $version was not tried; known: 0.5.23, 0.5.20" >&2; exit 2 ;;
 esac
-needed=(aiohttp distro einops fastapi gguf ipython msgspec ninja numpy openai orjson partial_json_parser pillow psutil
+needed=(aiohttp distro einops fastapi gguf ipython jsonschema msgspec ninja numpy openai orjson partial_json_parser pillow psutil
     pybase64 pydantic python-multipart pyzmq regex requests sentencepiece setproctitle soundfile tqdm transformers
     uvicorn uvloop)
-if [ ! -e "$stamp" ]; then
+if [ "$(cat "$stamp" 2>/dev/null)" != "${needed[*]}" ]; then
     rm -rf "$env_dir"
     mkdir -p "$(dirname "$env_dir")"
     "${PYTHON:-python3}" -m venv "$env_dir"
@@ -26,7 +26,7 @@ if [ ! -e "$stamp" ]; then
         torchvision==0.28.0
     "$env_dir/bin/python" "$here/engine_requirements.py" sglang --only "${needed[@]}" > "$env_dir/requirements.txt"
     pip -r "$env_dir/requirements.txt" triton==3.9.0 dill loguru pyyaml pytest
-    touch "$stamp"
+    echo "${needed[*]}" > "$stamp"
 fi
 cp "$here/sglang_cpu/sitecustomize.py" "$("$env_dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 echo "$env_dir"

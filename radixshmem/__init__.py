@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from radixshmem.client import RadixClient
 from radixshmem.config import ServerConfig
 from radixshmem.errors import (
     ClientClosed,
@@ -33,6 +33,7 @@ from radixshmem.records import Event, EventKind, EventReason, QueryStatus
 from radixshmem.store import Pool, SlotStore
 
 if TYPE_CHECKING:
+    from radixshmem.client import RadixClient
     from radixshmem.server import RadixServer
 
 __version__ = "0.1.0"
@@ -72,10 +73,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # A client needs nothing of the server: import it only for who asks.
-    if name == "RadixServer":
-        from radixshmem.server import RadixServer
+# A transfer worker needs neither, and a client nothing of the server: imported for who asks.
+_LATER = {"RadixClient": "radixshmem.client", "RadixServer": "radixshmem.server"}
 
-        return RadixServer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

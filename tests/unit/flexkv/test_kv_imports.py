@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-_HEAVY = {"torch", "pydantic", "yaml", "zmq", "prometheus_client"}
+_HEAVY = {"torch", "pydantic", "yaml", "zmq", "prometheus_client", "grpc", "rich"}
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ _HEAVY = {"torch", "pydantic", "yaml", "zmq", "prometheus_client"}
         ("flexkv_radix", set()),
         ("flexkv_radix.transfer.worker, flexkv_radix.transfer.cpu", set()),
         ("flexkv_radix.tp_client", set()),
-        ("flexkv_radix.server.server", {"zmq", "prometheus_client"}),
-        ("flexkv_radix.manager", _HEAVY - {"torch", "zmq"}),
+        ("flexkv_radix.server.server", {"zmq", "prometheus_client", "grpc"}),
+        ("flexkv_radix.manager", _HEAVY - {"torch", "zmq", "rich"}),
     ],
 )
 def test_nothing_heavy_that_is_not_needed(modules: str, may_load: set[str]) -> None:

@@ -23,6 +23,7 @@ def main() -> None:
         "is_leader": ranks.is_leader,
         "value": ranks.agree(rank + 10),
         "values": ranks.agree_all([rank, 7, 8] if rank == 0 else []),
+        "all": [ranks.all_did(True), ranks.all_did(rank != 3)],
         "none": ranks.agree_all([] if rank == 0 else [rank]),
     }
     print(json.dumps(agreed))

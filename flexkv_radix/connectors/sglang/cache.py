@@ -190,11 +190,26 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
 
     def _load(self, handle: Any, slots: torch.Tensor) -> bool:
         """Load into slots: in place when this returns, or layer by layer before the forward reads them."""
-        counter_id = self._layers.take_counter() if self._layers is not None else None
+        counter_id = self._take_counter()
         ok = self._ranks.agree(int(self._start_load(handle, slots, counter_id))) == 1
         if not ok and counter_id is not None and self._layers is not None:
             self._layers.drop_counter(counter_id)
         return ok
+
+    def _take_counter(self) -> int | None:
+        """The counter that a load will signal on every rank, None where it has to be loaded at once.
+
+        All ranks have taken it when this returns: what is signalled earlier would be lost.
+        """
+        if self._layers is None:
+            return None
+        counter_id = self._ranks.agree(self._layers.free_counter())
+        taken = self._layers.take_counter(counter_id)
+        if self._ranks.all_did(taken):
+            return counter_id
+        if taken:
+            self._layers.drop_counter(counter_id)
+        return None
 
     def _start_load(self, handle: Any, slots: torch.Tensor, counter_id: int | None) -> bool:
         if self._shared is None:

@@ -23,14 +23,17 @@ class LayerwiseLoads:
         """SGLang's way to ask whether a load runs: -1 if none does."""
         return next(iter(self._active), -1)
 
-    def take_counter(self) -> int | None:
-        """A counter for the next load, None if all are in use."""
-        for counter_id in range(NUM_COUNTERS):
-            if counter_id not in self._active:
-                self._events.reset(counter_id)
-                self._active[counter_id] = 0
-                return counter_id
-        return None
+    def free_counter(self) -> int:
+        """A counter for the next load, -1 if all are in use."""
+        return next((n for n in range(NUM_COUNTERS) if n not in self._active), -1)
+
+    def take_counter(self, counter_id: int) -> bool:
+        """Expect the next load to signal counter_id.  To be called before any rank's share of it starts."""
+        if counter_id < 0 or counter_id in self._active:
+            return False
+        self._events.reset(counter_id)
+        self._active[counter_id] = 0
+        return True
 
     def drop_counter(self, counter_id: int) -> None:
         """The load was not started."""

@@ -33,6 +33,15 @@ class Ranks:
             dist.broadcast(shared, src=dist.get_global_rank(group, 0), group=group)
         return int(shared.item())
 
+    def all_did(self, did: bool) -> bool:
+        """Whether every rank did something.  No rank returns before all have called."""
+        if not self._groups:
+            return did
+        shared = torch.tensor([did], dtype=torch.int64)
+        for group in self._groups:
+            dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group)
+        return bool(shared.item())
+
     def agree_all(self, values: Sequence[int]) -> list[int]:
         """The leader's values."""
         if not self._groups:

@@ -107,7 +107,7 @@ def test_ranks_agree_on_what_the_leader_decided(tmp_path: Path) -> None:
     ]
     answers = [json.loads(process.communicate(timeout=100)[0]) for process in processes]
     assert [answer.pop("is_leader") for answer in answers] == [True, False, False, False]
-    assert answers == [{"value": 10, "values": [0, 7, 8], "none": []}] * 4
+    assert answers == [{"value": 10, "values": [0, 7, 8], "all": [True, False], "none": []}] * 4
 
 
 def test_a_single_rank_agrees_with_itself() -> None:
@@ -115,6 +115,7 @@ def test_a_single_rank_agrees_with_itself() -> None:
     assert ranks.is_leader
     assert ranks.agree(5) == 5
     assert ranks.agree_all([1, 2]) == [1, 2]
+    assert [ranks.all_did(True), ranks.all_did(False)] == [True, False]
 
 
 def test_namespaces() -> None:

@@ -53,7 +53,7 @@ def node(request: pytest.FixtureRequest, make_server: MakeServer, make_engine: M
         engine.await_start()
     yield node
     for engine in (node.reference, *node.engines.values()):
-        engine.kill()
+        engine.close()
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_engines_of_another_geometry_are_refused_and_serve_without(
         assert "running without the KV cache" in warning
         assert "geometry" in warning
         assert named in warning
-        other.kill()
+        other.close()
     assert num_inserted(client) == before
     assert cached_of(node.engines[HOOK].generate(*asked)) == [whole_pages(asked[0])]
 
@@ -282,4 +282,4 @@ def test_tensor_parallel_ranks_agree(
         client.wait_ready(30)
         client.store.array(ComponentType.FULL)[:] = 0
     assert tokens_of(engine.generate(*asked)) != expected
-    engine.kill()
+    engine.close()

@@ -230,8 +230,8 @@ class Driver:
         if self._has_served:
             logger.warning("the KV cache is back")
         self._has_served = True
+        self.tier = self._link.tier  # in this order, so that is_ready() stays True
         self.disabled, self._metrics.is_disabled = "", 0
-        self.tier = self._link.tier
         self._on_change()
 
     def _step(self) -> None:
@@ -314,8 +314,8 @@ class Driver:
         return False
 
     def _suspend(self, why: str) -> None:
-        self.tier = None
         self.disabled = why
+        self.tier = None
         self._metrics.is_disabled = 1
         logger.warning("running without the KV cache: %s", why)
 

@@ -186,17 +186,19 @@ class KVTaskEngine:
         """Start the transfers of matched tasks; with as_batch several become one new task.
 
         Returns the ids to wait for.  ValueError, and nothing changed, for an unknown task, one launched
-        before, lengths that do not fit, or a batch of GETs and PUTs.
+        before, lengths that do not fit, a batch of GETs and PUTs, or a layerwise PUT.
         """
         with self._table.lock:
-            entries = self._launchable(launches, as_batch)
+            entries = self._launchable(launches, as_batch=as_batch, layerwise=layerwise)
             worker = self._driver.worker
             bound = [self._bind(entry, launch) for entry, launch in zip(entries, launches, strict=True)]
             if as_batch and len(entries) > 1:
                 entries, bound = self._merge(entries, bound)
             if layerwise:
-                components = self.tier.components if self.tier else ()
-                bound = [signal_all(pairs, components) for pairs in bound]
+                bound = [
+                    signal_all(pairs, entry.tier.components if entry.tier else ())
+                    for entry, pairs in zip(entries, bound, strict=True)
+                ]
             ops: list[TransferOp] = []
             for entry, pairs in zip(entries, bound, strict=True):
                 ops += self._driver.register(entry, pairs, layerwise=layerwise, counter_id=counter_id)
@@ -204,7 +206,7 @@ class KVTaskEngine:
             self._driver.submit(worker, ops, entries)
         return [entry.task.task_id for entry in entries]
 
-    def _launchable(self, launches: Sequence[Launch], as_batch: bool) -> list[Entry]:
+    def _launchable(self, launches: Sequence[Launch], *, as_batch: bool, layerwise: bool) -> list[Entry]:
         """Entries of launches, everything checked that could be refused."""
         entries = []
         for launch in launches:
@@ -212,7 +214,9 @@ class KVTaskEngine:
             if entry is None:
                 raise ValueError(f"task_ids: task {launch.task_id} is not known, or was answered before")
             self._driver.drop_if_stale(entry)
-            check_launch(entry, launch, self.tier.swa_window_blocks if self.tier else 0)
+            check_launch(entry, launch, entry.tier.swa_window_blocks if entry.tier else 0)
+            if layerwise and entry.task.kind is not TaskKind.GET:
+                raise ValueError(f"layerwise_transfer: task {launch.task_id} is no GET; launch it apart")
             entries.append(entry)
         if len({entry.task.task_id for entry in entries}) < len(entries):
             raise ValueError(f"task_ids: a task is named twice: {[launch.task_id for launch in launches]}")
@@ -242,7 +246,8 @@ class KVTaskEngine:
         """
         members = tuple(member for entry in entries for member in entry.task.members)
         task = Task(self._table.new_id(), entries[0].task.kind, members, (), time.monotonic())
-        merged = Entry(task, Hold.joined(entry.hold for entry in entries), self.tier)
+        tier = next((entry.tier for entry in entries if entry.tier), None)
+        merged = Entry(task, Hold.joined(entry.hold for entry in entries), tier)
         for entry in entries:
             self._table.forget(entry.task.task_id)
         self._table.add(merged)
@@ -287,11 +292,10 @@ class KVTaskEngine:
         tier, last = self.tier, self._ring_tier
         if tier is None:
             return None
-        self._ring_tier = tier
-        if last is None or last is tier:
-            return tier.ring_events(cursor)
-        events = tier.ring_events(-1)
-        return None if events is None else replace(events, overflow=True)
+        is_new = last is not None and last is not tier
+        events = tier.ring_events(-1 if is_new else cursor)
+        self._ring_tier = tier  # not before: a look that failed has told nobody of the new region
+        return replace(events, overflow=True) if events is not None and is_new else events
 
     def num_present(self, hashes: Hashes) -> int:
         """Blocks of a path that are in the tree."""

@@ -26,7 +26,7 @@ import time
 from typing import Any
 
 from flexkv_radix.transfer.protocol import TransferDied
-from flexkv_radix.transfer.wire import close_fds, connect, send_fds
+from flexkv_radix.transfer.wire import close_fds, connect, send_fds, wait_readable
 
 NUM_COUNTERS = 3
 HANDSHAKE = struct.Struct("=4i")
@@ -143,9 +143,8 @@ class LayerEvents:
 
 def _is_gone(sock: socket.socket) -> bool:
     """Whether the worker has closed its end; failures that it told are left to be read."""
-    readable, _, _ = select.select([sock], [], [], 0)
     try:
-        return bool(readable) and not sock.recv(1, socket.MSG_PEEK)
+        return wait_readable(sock) and not sock.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
 

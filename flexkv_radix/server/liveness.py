@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 
+import msgspec
+
 from flexkv_radix.server.messages import Hello, Welcome, decode_greeting, encode
+from flexkv_radix.transfer.wire import wait_readable
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 20
@@ -81,7 +83,13 @@ def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socke
         except FileNotFoundError as error:
             raise ConnectionError(f"no KVServer at {endpoint}") from error
         send(sock, hello)
-        welcome = receive(sock)
+        try:
+            welcome = receive(sock)
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(
+                f"{endpoint} answered what is no greeting ({error}): stop what listens there, or restart the "
+                "KVServer if it is of another version"
+            ) from error
         if not isinstance(welcome, Welcome):
             raise ConnectionError(f"{endpoint} answered {type(welcome).__name__}")
     except BaseException:
@@ -92,5 +100,4 @@ def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socke
 
 def is_gone(sock: socket.socket) -> bool:
     """Whether the other side has ended the connection."""
-    readable, _, _ = select.select([sock], [], [], 0)
-    return bool(readable)
+    return wait_readable(sock)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from flexkv_radix.transfer.protocol import (
     TransferDied,
     TransferOp,
 )
-from flexkv_radix.transfer.wire import Channel, send_fds
+from flexkv_radix.transfer.wire import Channel, send_fds, wait_readable
 
 _STOP_TIMEOUT_S = 10.0  # a worker that does not stop by then is killed
 
@@ -137,7 +136,7 @@ class TransferHandle:
             wait_s = deadline_s - time.monotonic()
             if wait_s <= 0:
                 return []
-            select.select([channel], [], [], wait_s)
+            wait_readable(channel, wait_s)
 
     def shutdown(self) -> None:
         """Stop the worker and wait for it; idempotent."""

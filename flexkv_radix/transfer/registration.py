@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Sequence
 
 from flexkv_radix.transfer.protocol import Register, Registered, RegisterRank
-from flexkv_radix.transfer.wire import Channel, connect, send_fds
+from flexkv_radix.transfer.wire import Channel, connect, send_fds, wait_readable
 
 
 class Registration:
@@ -22,8 +21,7 @@ class Registration:
         """Whether the worker still holds the registration."""
         if not self._channel.is_open:
             return False
-        readable, _, _ = select.select([self._channel], [], [], 0)
-        return not readable
+        return not wait_readable(self._channel)
 
     def close(self) -> None:
         self._channel.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import select
+import logging
+import selectors
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from flexkv_radix.layerwise import ACCEPTED, COUNTER, HANDSHAKE
 from flexkv_radix.transfer.protocol import LayerwiseSocket, RankPlace
 from flexkv_radix.transfer.wire import close_fds, listen, receive_exactly, receive_fds
+
+logger = logging.getLogger(__name__)
 
 _MAX_LAYERS = 4096
 _MAX_COUNTERS = 64
@@ -111,19 +114,29 @@ def accept_unused(sockets: Sequence[LayerwiseSocket], stop: threading.Event) -> 
 
     Where no worker runs because the cache is off, ranks would otherwise wait for one when they start.
     """
-    signals = LayerSignals(sockets)
     try:
-        stages = dict(signals.listeners)
-        while stages and not stop.is_set():
-            for listener in select.select(list(stages), [], [], _STOP_POLL_S)[0]:
-                sock, _ = listener.accept()
-                sock.settimeout(_SEND_TIMEOUT_S)
-                with contextlib.suppress(OSError, ValueError):  # the rank sees its connection close
-                    signals.add(sock, stages[listener])
+        signals = LayerSignals(sockets)
+    except RuntimeError as error:
+        logger.warning("ranks that load layer by layer cannot start: %s", error)
+        return
+    try:
+        with selectors.DefaultSelector() as selector:
+            for listener, pp_rank in signals.listeners:
+                selector.register(listener, selectors.EVENT_READ, (listener, pp_rank))
+            while sockets and not stop.is_set():
+                for key, _ in selector.select(_STOP_POLL_S):
+                    _accept(signals, *key.data)
     finally:
         signals.close()
         for at in sockets:
             Path(at.path).unlink(missing_ok=True)
+
+
+def _accept(signals: LayerSignals, listener: socket.socket, pp_rank: int) -> None:
+    sock, _ = listener.accept()
+    sock.settimeout(_SEND_TIMEOUT_S)
+    with contextlib.suppress(OSError, ValueError):  # the rank sees its connection close
+        signals.add(sock, pp_rank)
 
 
 def _receive_shape(sock: socket.socket) -> tuple[int, int, int]:

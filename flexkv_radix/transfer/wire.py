@@ -11,10 +11,12 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from flexkv_radix.transfer.protocol import Message, decode, encode
 
@@ -94,6 +96,20 @@ class Channel:
         payload = bytes(self._buffer[_LENGTH.size : end])
         del self._buffer[:end]
         return decode(payload)
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+def wait_readable(file: HasFileno, timeout_s: float = 0.0) -> bool:
+    """Whether file has something to read, or has ended, within timeout_s.
+
+    select() takes no descriptor above 1023, and engines have more.  ValueError if file is closed.
+    """
+    poller = select.poll()
+    poller.register(file.fileno(), select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
 
 
 def send_fds(sock: socket.socket, fds: Sequence[int], data: bytes = b"f") -> None:

@@ -148,7 +148,10 @@ class KVDPClient:
         layerwise: bool = False,
         counter_id: int = 0,
     ) -> list[int]:
-        """As of KVTaskEngine.  Misses, and tasks of a server that died, are over and stay as they are."""
+        """As of KVTaskEngine.  Misses, and tasks of a server that died, are over and stay as they are.
+
+        A batch that could not be launched is FAILED: the id returned is one of a task that was lost.
+        """
         server = self._usable()
         known = [launch for launch in launches if _is_of(server, launch.task_id)]
         lost = [one.task_id for one in launches if one.task_id > 0 and not _is_of(server, one.task_id)]
@@ -160,7 +163,7 @@ class KVDPClient:
             self.cancel([launch.task_id for launch in known])
         ids = [launch.task_id for launch in launches]
         if reply is None or server is None:
-            return ids if not as_batch else [*lost, *ids][:1]
+            return ids if not as_batch else [*lost, *(one.task_id for one in known), *ids][:1]
         outer = [_outer(server, task_id) for task_id in reply.task_ids]
         if as_batch:
             return outer

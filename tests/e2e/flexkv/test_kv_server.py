@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -115,8 +117,6 @@ def test_errors_come_back_and_nobody_is_harmed(node: Node, tmp_path: Path, serve
 
 
 def test_garbage_does_not_stop_the_server(node: Node, tmp_path: Path, server) -> None:
-    import socket
-
     import zmq
 
     name = node.serve(data_bytes=DATA_BYTES)
@@ -243,6 +243,55 @@ def test_the_servers_death_is_an_error_within_seconds(
         engine.expect(unlaunched_again, KVResponseStatus.SUCCESS)
     again.terminate()
     assert again.wait(20) == 0
+
+
+def test_a_batch_with_a_miss_fails_with_the_server(node: Node, tmp_path: Path) -> None:
+    """The miss alone would be a success; the load in the same batch was not done."""
+    name = node.serve(data_bytes=DATA_BYTES)
+    with small_engine(name, tmp_path, environ=EXTERNAL) as engine:
+        miss, _ = engine.manager.get_match(PROMPT)
+        server = start_server(tmp_path)
+        engine.wait_ready().put(PROMPT, HERE)
+        get, _ = engine.manager.get_match(PROMPT)
+        server.kill()
+        server.wait()
+        slots = [engine.slots([]), engine.slots(THERE)]
+        [batch] = engine.manager.launch([miss, get], slots, as_batch=True)
+        assert "KVServer" in engine.expect(batch, KVResponseStatus.FAILED).error
+
+
+def test_a_stranger_at_the_endpoint_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who answers what is no greeting is no server; the engine serves on."""
+    monkeypatch.setattr("flexkv_radix.server.connection._CONNECT_TIMEOUT_S", 0.0)
+    stop = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(BlockingIOError), listener.accept()[0] as sock:
+                sock.sendall(b"\x03\0\0\0abc")
+                sock.recv(1 << 16)
+            stop.wait(0.01)
+
+    with liveness.listen(f"ipc://{tmp_path}/flexkv") as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        with small_engine("/none", tmp_path, environ=EXTERNAL) as engine:
+            engine.wait_ready()
+            assert "no greeting" in engine.manager.disabled
+            assert not engine.manager.get_match(PROMPT)[1].any()
+        stop.set()
+        thread.join()
+    assert caplog.text.count("without the KV cache") == 1
+
+
+def test_a_client_with_many_open_files(node: Node, tmp_path: Path, server, many_files) -> None:
+    name = node.serve(data_bytes=DATA_BYTES)
+    with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
+        assert not engine.manager.disabled
+        assert engine.put(PROMPT, HERE) == 5 * BLOCK
+        assert engine.get(PROMPT, THERE) == 5 * BLOCK
 
 
 def test_an_embedded_server_that_died_is_started_again(node: Node, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from node import Node
 from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus, ModelConfig, SWAPoolConfig
 from flexkv_radix.layerwise import LayerEvents, LayerLoadFailed
 from flexkv_radix.transfer.protocol import TransferDied
+from flexkv_radix.transfer.wire import listen
 
 PROMPT = tokens_of(5 * BLOCK)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
@@ -59,6 +60,22 @@ def test_layers_are_signalled_in_order(node: Node, tmp_path: Path) -> None:
                 events.wait(counter_id, layer, timeout_s=20)
             engine.expect(task_id, KVResponseStatus.SUCCESS)
             assert engine.wrong_blocks(PROMPT, THERE) == []
+        events.close()
+
+
+def test_an_engine_with_many_open_files(node: Node, tmp_path: Path, many_files) -> None:
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES)
+    with small_engine(name, tmp_path, environ=environ(tmp_path)).wait_ready() as engine:
+        events = LayerEvents(2)
+        events.connect(str(tmp_path / "eventfds"), 0, 1, timeout_s=20)
+        engine.put(PROMPT, HERE)
+        events.reset(0)
+        task_id, _ = engine.manager.get_match(PROMPT)
+        engine.manager.launch([task_id], [engine.slots(THERE)], layerwise_transfer=True)
+        events.wait(0, 1, timeout_s=20)
+        engine.expect(task_id, KVResponseStatus.SUCCESS)
+        assert engine.wrong_blocks(PROMPT, THERE) == []
+        assert engine.clients[0].wait_registered(0)
         events.close()
 
 
@@ -101,6 +118,37 @@ def test_a_failed_load_is_told_to_who_waits_for_its_layers(node: Node, tmp_path:
         with pytest.raises(LayerLoadFailed):
             events.wait(1, 0, timeout_s=20)
         events.close()
+
+
+def test_a_store_does_not_go_layer_by_layer(node: Node, tmp_path: Path) -> None:
+    """Refused before anything is changed, also where a load stands in front of it."""
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES)
+    with small_engine(name, tmp_path, environ=environ(tmp_path)).wait_ready() as engine:
+        engine.put(PROMPT, HERE)
+        get, _ = engine.manager.get_match(PROMPT)
+        engine.compute(tokens_of(BLOCK, 1), [40])
+        put, _ = engine.manager.put_match(tokens_of(BLOCK, 1))
+        slots = [engine.slots(THERE), engine.slots([40])]
+        with pytest.raises(ValueError, match="layerwise_transfer"):
+            engine.manager.launch([get, put], slots, layerwise_transfer=True)
+        engine.expect(get, KVResponseStatus.UNREADY)
+        with pytest.raises(ValueError, match="layerwise_transfer"):
+            engine.manager.launch([put], slots[1:], as_batch=True, layerwise_transfer=True)
+        engine.manager.launch([get, put], slots)
+        engine.expect(get, KVResponseStatus.SUCCESS)
+        engine.expect(put, KVResponseStatus.SUCCESS)
+
+
+def test_another_listens_where_an_engine_without_cache_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so, and serves on for the reason that it gave before."""
+    monkeypatch.setattr("flexkv_radix.transfer.wire._LISTEN_TIMEOUT_S", -1.0)
+    switched_off = {**environ(tmp_path), "FLEXKV_ENABLE_RADIXSHMEM": "0"}
+    with listen(str(tmp_path / "eventfds")), small_engine("/none", tmp_path, environ=switched_off) as engine:
+        eventually(lambda: "give each engine its own path" in caplog.text, "the warning")
+        assert "FLEXKV_ENABLE_RADIXSHMEM" in engine.wait_ready().manager.disabled
+    assert len(caplog.records) == 2, caplog.text
 
 
 def test_a_replaced_worker_is_given_the_eventfds_again(node: Node, tmp_path: Path) -> None:

@@ -127,9 +127,11 @@ def test_no_wrong_byte_while_workers_are_killed(node: Node, tmp_path: Path) -> N
         rng = np.random.default_rng(11)
         for _ in range(4):
             killer = threading.Timer(rng.uniform(0.0, 0.1), os.kill, (worker_of(engine), signal.SIGKILL))
+            driver = engine.manager._backend._driver
+            first = driver.worker
             killer.start()
             prompts = itertools.cycle(tokens_of(5 * BLOCK, name) for name in range(15))
-            while not engine.manager.disabled:
+            while driver.worker is first:
                 _store_and_load(engine, next(prompts))
             killer.join()
             num_loaded, end_s = 0, time.monotonic() + 60

@@ -105,14 +105,16 @@ def test_a_worker_that_dies_again_and_again_is_left_alone(
     node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with small_engine(node.serve(data_bytes=DATA_BYTES), tmp_path).wait_ready() as engine:
-        engine.manager._backend._driver._restarts = Restarts(max_deaths=3)
+        driver = engine.manager._backend._driver
+        driver._restarts = Restarts(max_deaths=3)
         for death in range(3):
             assert engine.put(tokens_of(5 * BLOCK, death), HERE) == 5 * BLOCK
-            os.kill(worker_of(engine), signal.SIGKILL)
-            eventually(lambda: engine.manager.disabled, "the loss of the worker")
-            finds_nothing(engine)
+            first = driver.worker
+            os.kill(first.pid, signal.SIGKILL)
+            eventually(lambda first=first: driver.worker is not first, "the loss of the worker")
             if death < 2:
                 is_back(engine)
+        finds_nothing(engine)
         assert "3 deaths within 300 s, it is not started again" in engine.manager.disabled
         assert engine.manager.is_ready()
         assert engine.manager._backend.metrics.is_disabled

@@ -45,7 +45,7 @@ class _Lane:
 
     def __init__(self, queue: Queue) -> None:
         self.num_over = 0  # stages
-        self.error: cuda_driver.CudaError | None = None
+        self.error: Exception | None = None
         self._queue = queue
         self._scratch: Scratch | None = None
         self._events: deque[int] = deque()  # of the stages that are not over
@@ -66,7 +66,7 @@ class _Lane:
                 for stage in plan.work:
                     stage.enqueue(op, stream)
                     self._events.append(self._queue.record_event())
-            except cuda_driver.CudaError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the op failed, but not before it is over
                 self.error = error
                 with contextlib.suppress(cuda_driver.CudaError):  # then nothing runs there any more
                     self._events.append(self._queue.record_event())
@@ -110,7 +110,7 @@ class _Launched:
         self._num_signalled = 0  # stages
 
     @property
-    def error(self) -> cuda_driver.CudaError | None:
+    def error(self) -> Exception | None:
         return next((lane.error for lane in self._lanes if lane.error is not None), None)
 
     def is_over(self) -> bool:
@@ -141,7 +141,7 @@ class _Transfer:
         self._launched = launched
 
     def is_done(self) -> bool:
-        """CudaError if a share failed, but not before all are over: nobody may still write the slots."""
+        """Raises what a share failed with, but not before all are over: nobody may still write the slots."""
         num_over = sum(launched.is_over() for launched in self._launched)  # every rank is looked at
         if num_over < len(self._launched):
             return False

@@ -50,7 +50,8 @@ class RankPlan:
 
     def num_lanes(self, num_blocks: int, queue_threads: int) -> int:
         """Streams among which to share num_blocks."""
-        return max(1, min(queue_threads, num_blocks * self.copies_a_block // MIN_COPIES_A_LANE))
+        most = min(queue_threads, num_blocks, num_blocks * self.copies_a_block // MIN_COPIES_A_LANE)
+        return max(1, most)
 
 
 class Plans:

@@ -94,3 +94,7 @@ def test_only_many_copies_are_shared_among_lanes() -> None:
     assert batch.num_lanes(1, 4) == 1
     assert batch.num_lanes(-(-3 * MIN_COPIES_A_LANE // 72), 4) == 3
     assert batch.num_lanes(1000, 4) == 4
+
+
+def test_no_lane_is_without_a_block() -> None:
+    assert plan_of([[0]], copies_a_block=10 * MIN_COPIES_A_LANE).num_lanes(2, 4) == 2

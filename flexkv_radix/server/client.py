@@ -162,6 +162,8 @@ class KVDPClient:
         elif known:  # a batch is done as a whole or not at all
             self.cancel([launch.task_id for launch in known])
         ids = [launch.task_id for launch in launches]
+        if as_batch and len(ids) > 1 and max(ids) <= 0:
+            return [self._misses.merge(ids)]
         if reply is None or server is None:
             return ids if not as_batch else [*lost, *(one.task_id for one in known), *ids][:1]
         outer = [_outer(server, task_id) for task_id in reply.task_ids]
@@ -295,17 +297,23 @@ class _Misses:
     """Tasks that were over at once because there is no server to ask.  Their ids are negative."""
 
     def __init__(self) -> None:
-        self._num_tokens: OrderedDict[int, int] = OrderedDict()
+        self._num_tokens: OrderedDict[int, list[int]] = OrderedDict()  # of each member
         self._ids = itertools.count(-1, -1)
         self._lock = threading.Lock()
 
-    def add(self, num_tokens: int) -> int:
+    def add(self, *num_tokens: int) -> int:
         with self._lock:
             task_id = next(self._ids)
-            self._num_tokens[task_id] = num_tokens
+            self._num_tokens[task_id] = [*num_tokens]
             while len(self._num_tokens) > _MAX_MISSES:
                 self._num_tokens.popitem(last=False)
             return task_id
+
+    def merge(self, task_ids: Sequence[int]) -> int:
+        """One task with the members of all."""
+        with self._lock:
+            members = [self._num_tokens.pop(task_id, []) for task_id in task_ids]
+        return self.add(*itertools.chain.from_iterable(members))
 
     def take(self, task_ids: Sequence[int]) -> tuple[dict[int, Answer], list[int]]:
         """(answers of the misses among task_ids, the other ids)."""
@@ -317,6 +325,8 @@ class _Misses:
                     answers[task_id] = (
                         Answer(KVResponseStatus.NOT_FOUND)
                         if num_tokens is None
-                        else Answer(KVResponseStatus.SUCCESS, (Member(num_tokens, NO_BLOCKS),))
+                        else Answer(
+                            KVResponseStatus.SUCCESS, tuple(Member(num, NO_BLOCKS) for num in num_tokens)
+                        )
                     )
         return answers, [task_id for task_id in task_ids if task_id > 0]

@@ -225,6 +225,10 @@ def test_the_servers_death_is_an_error_within_seconds(
         task_id, mask = engine.manager.get_match(PROMPT)
         assert not mask.any()
         assert engine.expect(task_id, KVResponseStatus.SUCCESS).return_mask.shape == PROMPT.shape
+        misses = [engine.manager.get_match(tokens_of(n * BLOCK, n))[0] for n in (1, 3)]
+        [batch] = engine.manager.launch(misses, [engine.slots([]), engine.slots([])], as_batch=True)
+        masks = engine.expect(batch, KVResponseStatus.SUCCESS).return_mask
+        assert [(len(mask), mask.any()) for mask in masks] == [(BLOCK, False), (3 * BLOCK, False)]
         assert engine.manager.is_ready()
         assert caplog.text.count("without the KV cache") == 1
         client = node.join(name)

@@ -14,7 +14,7 @@ import pytest
 from docs_shell import QUESTION_TOKENS, Shell, command_lines, first_words, open_shell
 from real_engines import DYNAMO, VLLM, free_port, python_of
 
-pytestmark = pytest.mark.engines(VLLM)
+pytestmark = [pytest.mark.engines(VLLM), pytest.mark.slow]
 
 DEFAULT_BLOCK = 128  # of vLLM on a CPU
 EAGER = "--enforce-eager"

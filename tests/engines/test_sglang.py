@@ -262,6 +262,7 @@ def test_an_engine_killed_while_it_stores_leaves_nothing_behind(
     assert cached_of(outputs) == [whole_pages(asked[0]), 0]
 
 
+@pytest.mark.slow
 @pytest.mark.engines(SGLANG_23)
 def test_tensor_parallel_ranks_agree(
     make_server: MakeServer, make_engine: MakeEngine, prompts: Prompts

@@ -9,7 +9,7 @@ import pytest
 from docs_shell import DOCS, QUESTION_TOKENS, Shell, command_lines, first_words, open_shell
 from real_engines import SGLANG_23, VLLM, free_port
 
-pytestmark = pytest.mark.engines(SGLANG_23, VLLM)
+pytestmark = [pytest.mark.engines(SGLANG_23, VLLM), pytest.mark.slow]
 
 ON_A_CPU = (
     "--attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph --max-total-tokens 8192"

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -148,17 +149,24 @@ def test_clients_learn_that_the_server_stopped_for_good(shm_name: str) -> None:
                 client.status()
 
 
-def test_second_stop_signal_ends_at_once(shm_name: str) -> None:
-    with Daemon(shm_name, *BUDGET) as daemon:
+def test_second_stop_signal_ends_at_once(shm_name: str, tmp_path: Path) -> None:
+    """Also while the stop waits: here for a log that nobody reads."""
+    log_file = tmp_path / "log"
+    os.mkfifo(log_file)
+    reader = os.open(log_file, os.O_RDWR | os.O_NONBLOCK)
+    with Daemon(shm_name, *BUDGET, "--log-file", str(log_file)) as daemon:
         daemon.wait_serving()
-        with configure(shm_name):
-            socket_file = Path(f"/dev/shm{shm_name}.sock")
-            hold = socket.socket(socket.AF_UNIX)
-            hold.connect(str(socket_file))
+        with configure(shm_name), suppress(BlockingIOError):
+            while True:
+                os.write(reader, b"\n")
+
+        def has_ended() -> bool:
             daemon.signal(signal.SIGTERM)
-            daemon.signal(signal.SIGTERM)
-            assert daemon.wait_exit() in (0, 1)
-            hold.close()
+            return daemon.process.poll() is not None
+
+        eventually(has_ended, "the server ends")
+        assert daemon.process.returncode == 1
+    os.close(reader)
 
 
 def test_usr1_dumps_status_and_hup_switches_the_level(shm_name: str) -> None:

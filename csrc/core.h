@@ -123,6 +123,8 @@ RS_HIDDEN uint64_t rs_now_ns(void);
 /* Take (blocking = never) one liveness byte of client slot through fd; 0 or -1 with errno. */
 RS_HIDDEN int rs_byte_take(int fd, uint32_t slot, int which);
 RS_HIDDEN void rs_byte_drop(int fd, uint32_t slot, int which);
+/* Whether a description other than fd's holds it, as of now: for display. */
+RS_HIDDEN bool rs_byte_held(int fd, uint32_t slot, int which);
 /* Take the index lock; runs recover() when the last owner died.  held_slot: a client slot whose
  * life byte the caller holds (its dead owner may be named by the word), or RS_NONE. */
 RS_HIDDEN int rs_lock(rs_client *c, uint32_t held_slot);

@@ -10,9 +10,9 @@
  *   life   one holder, never dup'ed: gone when the process is gone.  Decides lock takeover.
  *   lease  dup'ed to transfer workers: gone when the last process that may touch the client's slot
  *          bytes is gone.  Decides reaping and reuse of the client slot.
- * Whoever wants to know whether a byte is held tries to take it through a freshly opened fd.
- * F_OFD_GETLK would be stale as it returns; taking it also keeps the answer true: while the taker
- * holds the byte, no new owner of that slot can appear.
+ * Whoever acts on whether a byte is held tries to take it through a freshly opened fd.  F_OFD_GETLK
+ * would be stale as it returns; taking it also keeps the answer true: while the taker holds the byte,
+ * no new owner of that slot can appear.  Who only shows it asks, and keeps nobody from taking it.
  *
  * Guarantees:
  *   G1  At most one thread holds the lock.  The word goes from owner A to taker B only by B's
@@ -51,9 +51,14 @@ uint64_t rs_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+static struct flock byte_range(uint32_t slot, int which, short type)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = BYTES_BASE + 2ll * slot + which, .l_len = 1};
+}
+
 static int byte_op(int fd, uint32_t slot, int which, short type)
 {
-    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = BYTES_BASE + 2ll * slot + which, .l_len = 1};
+    struct flock range = byte_range(slot, which, type);
     int rc;
     do
         rc = fcntl(fd, F_OFD_SETLK, &range);
@@ -64,6 +69,12 @@ static int byte_op(int fd, uint32_t slot, int which, short type)
 int rs_byte_take(int fd, uint32_t slot, int which) { return byte_op(fd, slot, which, F_WRLCK); }
 
 void rs_byte_drop(int fd, uint32_t slot, int which) { (void)byte_op(fd, slot, which, F_UNLCK); }
+
+bool rs_byte_held(int fd, uint32_t slot, int which)
+{
+    struct flock range = byte_range(slot, which, F_WRLCK);
+    return fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+}
 
 static long futex(rs_a32 *word, int op, uint32_t value, const struct timespec *timeout)
 {

@@ -167,6 +167,7 @@ typedef struct rs_client_info {
     uint64_t incarnation, pid_namespace;
     uint64_t attached_unix_ns, deadline_ns;
     uint32_t num_pins, num_staged[3];
+    uint32_t alive, leased;              /* its process; that, or a worker that may write its slots */
     uint64_t queries, hit_blocks, miss_blocks;
     char label[48];
 } rs_client_info;

@@ -98,7 +98,7 @@ int rs_peek_stats(int fd, rs_stats *out)
     return RS_OK;
 }
 
-static void fill_client(const rs_view *v, uint32_t slot, rs_client_info *out)
+static void fill_client(const rs_view *v, uint32_t slot, int fd, rs_client_info *out)
 {
     const rs_client_shm *entry = &v->clients[slot];
     memset(out, 0, sizeof(*out));
@@ -113,6 +113,8 @@ static void fill_client(const rs_view *v, uint32_t slot, rs_client_info *out)
     out->num_pins = rs_ld(&entry->num_pins);
     for (int k = 0; k < RS_NUM_COMPONENTS; k++)
         out->num_staged[k] = rs_ld(&entry->num_staged[k]);
+    out->alive = rs_byte_held(fd, slot, RS_BYTE_LIFE);
+    out->leased = rs_byte_held(fd, slot, RS_BYTE_LEASE);
     out->queries = rs_ld(&entry->counters[RS_C_QUERIES]);
     out->hit_blocks = rs_ld(&entry->counters[RS_C_HIT_FULL]);
     out->miss_blocks = rs_ld(&entry->counters[RS_C_MISS_FULL]);
@@ -129,7 +131,7 @@ int rs_peek_clients(int fd, rs_client_info *out, uint32_t max, uint32_t *num)
         return rc;
     for (uint32_t i = 0; i < v.config.max_clients && *num < max; i++)
         if (rs_ld(&v.clients[i].state) != RS_CLIENT_FREE)
-            fill_client(&v, i, &out[(*num)++]);
+            fill_client(&v, i, fd, &out[(*num)++]);
     rs_unmap(&v, map_bytes);
     return RS_OK;
 }

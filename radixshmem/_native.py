@@ -216,6 +216,8 @@ def client_from_c(c: Any) -> ClientRecord:
         c.deadline_ns,
         c.num_pins,
         tuple(c.num_staged),
+        bool(c.alive),
+        bool(c.leased),
         c.queries,
         c.hit_blocks,
         c.miss_blocks,

@@ -121,7 +121,10 @@ class ReapResult(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """One entry of the client table.  ``pid`` is as the client saw itself: for display only."""
+    """One entry of the client table.  ``pid`` is as the client saw itself: for display only.
+
+    ``is_alive``: its process runs.  ``is_leased``: that, or a transfer worker that may still write its slots.
+    """
 
     slot: int
     state: ClientState
@@ -133,6 +136,8 @@ class ClientRecord:
     deadline_ns: int
     num_pins: int
     num_staged: tuple[int, int, int]
+    is_alive: bool
+    is_leased: bool
     queries: int
     hit_blocks: int
     miss_blocks: int

@@ -148,6 +148,8 @@ TEST(region_peek_shows_clients_and_stats)
     CHECK_EQ(info[1].num_staged[RS_FULL], 4);
     CHECK_EQ(info[1].pid, getpid());
     CHECK_EQ(strcmp(info[1].label, "test"), 0);
+    CHECK_EQ(info[1].alive, 1);
+    CHECK_EQ(info[1].leased, 1);
     rs_snapshot *s;
     rs_snapshot_summary sum;
     CHECK_OK(rs_snapshot_peek(fd, &s));

@@ -20,7 +20,7 @@ from radixshmem.geometry import POOL_NAMES, ComponentType
 from radixshmem.index import Index, Snapshot
 from radixshmem.info import ServerInfo
 from radixshmem.names import default_endpoint
-from radixshmem.records import Node, RegionInfo, SnapshotSummary
+from radixshmem.records import ClientRecord, ClientState, Node, RegionInfo, SnapshotSummary
 from radixshmem.region import open_index
 from radixshmem.server.lock import lock_holder
 from radixshmem.stats import name_stats
@@ -94,7 +94,8 @@ def read_clients(name: str) -> list[dict[str, Any]]:
             "slot": record.slot,
             "label": record.label,
             "pid": record.pid,
-            "state": record.state.name.lower(),
+            "state": _client_state(record),
+            "leased": record.is_leased,
             "device": record.device,
             "pins": record.num_pins,
             "staged": dict(zip(POOL_NAMES.values(), record.num_staged, strict=True)),
@@ -105,6 +106,13 @@ def read_clients(name: str) -> list[dict[str, Any]]:
         }
         for record in records
     ]
+
+
+def _client_state(record: ClientRecord) -> str:
+    """What the entry says, but an ACTIVE one whose process is gone is dead: nobody has reaped it yet."""
+    if record.state is ClientState.ACTIVE and not record.is_alive:
+        return "dead"
+    return record.state.name.lower()
 
 
 def read_stats(name: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def clients_view(clients: list[dict[str, Any]]) -> Table:
             c["slot"],
             c["label"],
             c["pid"],
-            c["state"],
+            _client_state(c),
             "yes" if c["device"] else "",
             c["pins"],
             sum(c["staged"].values()),
@@ -144,6 +144,11 @@ def _traffic_table(status: dict[str, Any]) -> Table:
 
 def _cell(value: object) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _client_state(client: dict[str, Any]) -> str:
+    """A dead client's slots wait for whoever of its workers still lives."""
+    return "dead, worker lives" if client["state"] == "dead" and client["leased"] else str(client["state"])
 
 
 def _parent(parent: int | None) -> str:

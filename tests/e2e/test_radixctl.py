@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from daemon import Daemon, ctl, ctl_json, environment, eventually
+from living import Living
 from paths import path_of
 from peer import Peer
 from regions import attach, leftovers
@@ -82,6 +85,25 @@ def test_looking_inside_a_living_server(daemon: Daemon) -> None:
 
     assert ctl_json("--name", name, "check")["violations"] == 0
     assert ctl("--name", name, "check").returncode == 0
+
+
+def test_clients_shows_who_died_before_anybody_reaped_it(daemon: Daemon) -> None:
+    name, server = daemon.name, daemon.process.pid
+
+    def states() -> dict[int, tuple[str, bool]]:
+        clients = ctl_json("--name", name, "clients")
+        return {c["pid"]: (c["state"], c["leased"]) for c in clients if c["label"] != "peer"}
+
+    with Living(name) as alone, Living(name) as outlived:
+        writer = outlived.call("start_writer", outlived.call("stage", 2))
+        assert states() == dict.fromkeys((server, alone.pid, outlived.pid), ("active", True))
+        for process in (daemon, alone, outlived):
+            process.kill()
+        dead = dict.fromkeys((server, alone.pid, outlived.pid), ("dead", False))
+        assert states() == dead | {outlived.pid: ("dead", True)}
+        assert "dead, worker lives" in ctl("--name", name, "clients").stdout
+        os.kill(writer, signal.SIGKILL)
+        eventually(lambda: states() == dead, "the worker's lease is gone")
 
 
 def test_every_looking_command_has_a_table(daemon: Daemon) -> None:

@@ -2,6 +2,7 @@
 #include "harness.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 TEST(hash_known_vectors)
 {
@@ -26,20 +27,60 @@ TEST(hash_blocks_known_vectors)
     CHECK(out[0] == 10833508028743192151ull);
 }
 
-TEST(hash_blocks_equals_one_shot)
+enum { TOKENS = 200, MAX_PREFIX = 9 };
+
+static void check_against_one_shot(const int64_t *words, uint64_t num_prefix, uint32_t block)
 {
-    enum { TOKENS = 200, MAX_PREFIX = 9 };
+    uint64_t out[TOKENS];
+    CHECK_OK(rs_hash_blocks(words + num_prefix, TOKENS, block, words, num_prefix, out));
+    for (uint32_t i = 0; i < TOKENS / block; i++)
+        CHECK(out[i] == rs_xxh64(words, (num_prefix + (i + 1) * block) * 8, 0));
+}
+
+/* Every block size and length of a prefix, with tokens of up to as many bits as mask has. */
+static void check_all_against_one_shot(uint64_t mask)
+{
     int64_t words[MAX_PREFIX + TOKENS];
-    uint64_t out[TOKENS], state = test_seed;
+    uint64_t state = test_seed;
     for (int i = 0; i < MAX_PREFIX + TOKENS; i++)
-        words[i] = (int64_t)random_next(&state);
+        words[i] = (int64_t)(random_next(&state) & mask);
     for (uint32_t block = 1; block <= 40; block++)
-        for (uint64_t prefix = 0; prefix <= MAX_PREFIX; prefix++) {
-            const int64_t *tokens = words + prefix;
-            CHECK_OK(rs_hash_blocks(tokens, TOKENS, block, words, prefix, out));
-            for (uint32_t i = 0; i < TOKENS / block; i++)
-                CHECK(out[i] == rs_xxh64(words, (prefix + (i + 1) * block) * 8, 0));
+        for (uint64_t num_prefix = 0; num_prefix <= MAX_PREFIX; num_prefix++)
+            check_against_one_shot(words, num_prefix, block);
+}
+
+TEST(hash_blocks_equals_one_shot) { check_all_against_one_shot(UINT64_MAX); }
+TEST(hash_blocks_of_32_bit_tokens_equals_one_shot) { check_all_against_one_shot(UINT32_MAX); }
+
+TEST(hash_blocks_with_one_long_token_equals_one_shot)
+{
+    int64_t words[MAX_PREFIX + TOKENS];
+    for (int at = 0; at < MAX_PREFIX + TOKENS; at++)
+        for (unsigned bit = 31; bit < 64; bit++) {
+            for (int i = 0; i < MAX_PREFIX + TOKENS; i++)
+                words[i] = i * 77;
+            words[at] |= (int64_t)(1ull << bit);
+            check_against_one_shot(words, bit % (MAX_PREFIX + 1), 16);
         }
+}
+
+/* The tokens end where memory ends: a read behind them faults. */
+TEST(hash_blocks_reads_tokens_only)
+{
+    enum { PAGE = 4096, WORDS = PAGE / 8 };
+    char *pages = mmap(NULL, 3 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    CHECK_EQ(mprotect(pages + PAGE, PAGE, PROT_READ | PROT_WRITE), 0);
+    const int64_t *words = (const void *)(pages + PAGE), prefix[] = {1, 2, 3};
+    uint64_t at_end[WORDS], at_begin[WORDS];
+    for (uint32_t block = 1; block <= 40; block++)
+        for (uint64_t num_tokens = 0; num_tokens <= WORDS; num_tokens++)
+            for (uint64_t num_prefix = 0; num_prefix <= 3; num_prefix++) {
+                CHECK_OK(rs_hash_blocks(words + WORDS - num_tokens, num_tokens, block, prefix, num_prefix, at_end));
+                CHECK_OK(rs_hash_blocks(words, num_tokens, block, prefix, num_prefix, at_begin));
+                CHECK_EQ(memcmp(at_end, at_begin, num_tokens / block * 8), 0);
+            }
+    munmap(pages, 3 * PAGE);
 }
 
 TEST(hash_blocks_arguments)

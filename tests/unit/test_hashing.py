@@ -23,9 +23,10 @@ def test_known_vectors() -> None:
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64, 1000])
 @pytest.mark.parametrize("num_prefix", [0, 1, 5])
-def test_chain_is_streaming_xxh64(block_size: int, num_prefix: int) -> None:
+@pytest.mark.parametrize("bounds", [(0, 2**17), (0, 2**32), (0, 2**32 + 10), (-1, 2**17), (-(2**63), 2**63)])
+def test_chain_is_streaming_xxh64(block_size: int, num_prefix: int, bounds: tuple[int, int]) -> None:
     rng = np.random.default_rng(seed=block_size * 10 + num_prefix)
-    tokens = rng.integers(-(2**63), 2**63, 2500, dtype=np.int64)
+    tokens = rng.integers(*bounds, 2500, dtype=np.int64)
     prefix = rng.integers(-(2**63), 2**63, num_prefix, dtype=np.int64)
     state, expected = xxhash.xxh64(prefix.tobytes(), seed=0), []
     for start in range(0, len(tokens) - block_size + 1, block_size):

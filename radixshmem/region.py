@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import posix_ipc
 
 from radixshmem import _native
-from radixshmem.errors import NoSpace, RadixError
+from radixshmem.errors import CorruptRegion, LayoutMismatch, NoSpace, RadixError
 from radixshmem.names import shm_path
 from radixshmem.prefault import Prefault, Progress, allocate_pages
 from radixshmem.records import RegionConfig, RegionState
@@ -136,15 +136,22 @@ def retire_regions(name: str) -> None:
     Only files of this process's effective user are touched.  Files that are gone, or are no regions,
     are no error: the latter are unlinked all the same.
     """
-    data_name, hugepage_path = "", ""
+    store = recorded_store(name)
     with suppress(FileNotFoundError), _opened(name, "") as index_fd:
-        with suppress(RadixError):
-            config = _native.region_peek(index_fd).config
-            data_name, hugepage_path = config.data_name, config.hugepage_path
         _set_state(_native.region_set_state, index_fd)
     unlink_object(name)
-    if data_name:
-        destroy_store(data_name, hugepage_path)
+    if store and store[0]:
+        destroy_store(*store)
+
+
+def recorded_store(name: str) -> tuple[str, str] | None:
+    """(name, huge page path) of the SlotStore that the index ``name`` was made with; the name is "" if there
+    is none.  None without an index, and with one that cannot be read.
+    """
+    with suppress(FileNotFoundError), _opened(name, "") as index_fd, suppress(CorruptRegion, LayoutMismatch):
+        config = _native.region_peek(index_fd).config
+        return config.data_name, config.hugepage_path
+    return None
 
 
 def destroy_store(name: str, hugepage_path: str = "") -> None:

@@ -7,7 +7,7 @@ import stat
 
 from radixshmem.errors import RadixError
 from radixshmem.names import default_data_name, default_endpoint, shm_path, socket_path
-from radixshmem.region import destroy_store, retire_regions
+from radixshmem.region import destroy_store, object_path, recorded_store, retire_regions
 from radixshmem.server.lock import NameLock
 
 
@@ -17,12 +17,17 @@ def remove_leftovers(name: str) -> list[str]:
     Raises NameInUse while the server lives, and then changes nothing.
     """
     socket = socket_path(default_endpoint(name))
-    paths = [shm_path(name), shm_path(default_data_name(name)), socket]
     lock = NameLock(name)
     try:
+        # A SlotStore whose index is gone, or cannot be read, is known to be ours by the default name alone.
+        data_name, hugepage_path = recorded_store(name) or (default_data_name(name), "")
+        paths = [shm_path(name), socket]
+        if data_name:
+            paths.insert(1, object_path(data_name, hugepage_path))
         present = [path for path in paths if os.path.lexists(path)]
         retire_regions(name)
-        destroy_store(default_data_name(name))
+        if data_name:
+            destroy_store(data_name, hugepage_path)
         _unlink_socket(socket)
     except BaseException:
         lock.release()

@@ -257,6 +257,20 @@ def test_rm_of_nothing_and_of_a_stale_socket(shm_name: str) -> None:
     assert leftovers(shm_name) == []
 
 
+def test_rm_finds_a_store_of_another_name_and_nobody_elses(shm_name: str) -> None:
+    data_name = f"{shm_name}_bytes"
+    not_ours = Path(f"/dev/shm{shm_name}_data")
+    not_ours.write_bytes(b"somebody's")
+    with Daemon(shm_name, *FLAGS, "--data-name", data_name) as daemon:
+        daemon.wait_serving()
+        with RadixClient(shm_name, GEOMETRY) as client:
+            client.wait_ready(30)
+        daemon.kill()
+    removed = ctl_json("--name", shm_name, "rm")["removed"]
+    assert removed == [f"/dev/shm{path}" for path in (shm_name, data_name, f"{shm_name}.sock")]
+    assert leftovers(shm_name) == [not_ours.name]
+
+
 def test_bad_name_is_a_usage_error() -> None:
     result = ctl("--name", "flexkv", "status")
     assert result.returncode == 2

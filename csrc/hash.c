@@ -81,7 +81,7 @@ int rs_hash_blocks(const int64_t *tokens, uint64_t num_tokens, uint32_t block_si
     }
     if (i < num_blocks) {
         chain c = { s.at, s.num_bytes, tokens + block_size - s.num_rest, block_size, s.num_rest };
-        if (!rs_hash_wide(&c, num_blocks - 1, out + 1))
+        if (!rs_hash_fast(&c, num_blocks - 1, out + 1))
             rs_hash_narrow(&c, num_blocks - 1, out + 1);
     }
     return RS_OK;

@@ -68,8 +68,8 @@ static inline uint64_t digest_of(const chain *c)
 /* Goes on by num_blocks and writes their digests. */
 void rs_hash_narrow(chain *c, uint64_t num_blocks, uint64_t *out);
 
-/* The same, faster; *out has the digest of c before it.  False if it cannot: this CPU has no such vector
- * unit, blocks are short, or a token does not fit 32 bits; the chain is then where it was. */
-bool rs_hash_wide(chain *c, uint64_t num_blocks, uint64_t *out);
+/* The same, faster; out[-1] has the digest of c.  False, and nothing was done: this CPU has no suitable
+ * vector unit, or blocks are too short. */
+bool rs_hash_fast(chain *c, uint64_t num_blocks, uint64_t *out);
 
 #endif

@@ -11,6 +11,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from radixshmem.settings import BOOLEAN, OCTAL, Setting
 
+SHELLS = ("bash", "zsh", "fish")  # what click has completion for
+
 
 class SettingType(click.ParamType):  # type: ignore[type-arg] # generic only since click 8.4
     """Parses and checks the text of one setting."""

@@ -44,7 +44,7 @@ def test_budget_beyond_a_containers_shm_is_refused_before_anything_is_made() -> 
     result = in_small_shm(
         """
         import os, sys
-        from radixshmem.cli.server import radix_server
+        from radixshmem.cli.radix_server import radix_server
         try:
             radix_server(["--name", "/small", "--data-bytes", "64M", "--metrics-address", ""])
         except SystemExit as end:

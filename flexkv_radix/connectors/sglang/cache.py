@@ -10,8 +10,6 @@ The shape of the last two differs between SGLang's versions: hooks.py.
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from flexkv_radix.config import RankInfo
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.events import EventBuffer
 from flexkv_radix.connectors.namespace import request_namespace
+from flexkv_radix.connectors.readiness import await_ready
 from flexkv_radix.connectors.sglang.flexkv_config import FlexKVConfig
 from flexkv_radix.connectors.sglang.layerwise import LayerwiseLoads
 from flexkv_radix.connectors.sglang.ranks import Ranks
@@ -37,10 +36,7 @@ from flexkv_radix.layout import KVCacheLayout, KVCacheLayoutType
 from flexkv_radix.manager import KVManager
 from flexkv_radix.tp_client import KVTPClient
 
-logger = logging.getLogger(__name__)
-
 _READY_TIMEOUT_S = 30.0
-_READY_POLL_S = 0.01
 
 
 class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be installed
@@ -81,7 +77,8 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
             pp_rank=rank.pp_rank,
         )
         self._register(config)
-        is_ready = self._ranks.agree(int(self._await_ready())) == 1
+        is_ready = self._shared is not None and await_ready(self._shared, _READY_TIMEOUT_S)
+        is_ready = self._ranks.agree(int(is_ready)) == 1  # the leader's answer counts
         self._layers = self._layerwise_loads(config, rank) if is_ready else None
 
     # -- start
@@ -102,20 +99,6 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
             kv_dim=kv_dim,
         )
         self._client.register_to_server(tensors, layout)
-
-    def _await_ready(self) -> bool:
-        """Whether the cache is there, after some time at most; the leader's answer counts."""
-        if self._shared is None:
-            return False
-        deadline_s = time.monotonic() + _READY_TIMEOUT_S
-        while not self._shared.is_ready():
-            if time.monotonic() > deadline_s:
-                logger.warning(
-                    "the node's KV cache is not there after %g s; serving without", _READY_TIMEOUT_S
-                )
-                return False
-            time.sleep(_READY_POLL_S)
-        return not self._shared.manager.disabled
 
     def _layerwise_loads(self, config: FlexKVConfig, rank: RankInfo) -> LayerwiseLoads | None:
         if not config.settings.enable_layerwise_transfer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.counters import Counters
 from flexkv_radix.connectors.events import EventBuffer
+from flexkv_radix.connectors.readiness import await_ready
 from flexkv_radix.connectors.vllm.plan import EnginePlan, UnsupportedEngine, identity_of, plan_of
 from flexkv_radix.connectors.vllm.scheduler import Request, SchedulerSide, StepReport
 from flexkv_radix.connectors.vllm.stats import RadixShmemStats
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 10.0
-_READY_POLL_S = 0.01
 
 
 class RadixShmemMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM may not be installed
@@ -86,20 +85,7 @@ class ConnectorCore:
         manager.start()
         if version := str(options.get("weights_version", "")):
             self._cache.reset(version)
-        self._await_ready(float(options.get("ready_timeout_s", _READY_TIMEOUT_S)))
-
-    def _await_ready(self, timeout_s: float) -> None:
-        assert self._cache is not None
-        deadline_s = time.monotonic() + timeout_s
-        while not self._cache.is_ready():
-            if time.monotonic() > deadline_s:
-                logger.warning(
-                    "the node's KV cache is not there after %g s; serving without until it is", timeout_s
-                )
-                return
-            time.sleep(_READY_POLL_S)
-        if not self._cache.manager.disabled:
-            logger.info("the node's KV cache is ready")
+        await_ready(self._cache, float(options.get("ready_timeout_s", _READY_TIMEOUT_S)))
 
     # -- workers
 

@@ -16,10 +16,12 @@ import pytest
 from daemon import eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, Engine, Tokens, small_engine, tokens_of
 from node import Node
+from regions import unique_name
 
 from flexkv_radix import CacheConfig
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.namespace import request_namespace
+from flexkv_radix.connectors.readiness import await_ready
 from flexkv_radix.connectors.vllm.scheduler import SchedulerSide, namespace_of
 from radixshmem import RadixClient
 
@@ -329,9 +331,24 @@ def test_a_refused_engine_serves_without(make: MakeConnector) -> None:
     make()
     refused = make(cache=CacheConfig(2 * BLOCK))
     tokens = tokens_of(4 * BLOCK)
+    assert not await_ready(refused.cache, 30)
     assert refused.cache.manager.disabled
     assert refused.lookup("a", tokens) == 0
     assert not refused.store("a", tokens, [1, 2])
+
+
+def test_an_engines_start_waits_for_the_cache_but_not_for_ever(node: Node, tmp_path: Path) -> None:
+    name = unique_name()
+    engine = small_engine(name, tmp_path)
+    cache = SharedCache(engine.manager, BLOCK)
+    try:
+        assert not await_ready(cache, 0.2)
+        node.serve(name=name, data_bytes=64 * SMALL_SLOT_BYTES)
+        assert await_ready(cache, 30)
+        assert cache.is_ready()
+    finally:
+        cache.close()
+        engine.close()
 
 
 def test_closing_with_a_load_under_way(make: MakeConnector) -> None:

@@ -1,15 +1,17 @@
 """The whole life of a cached prompt, in one process: python examples/quickstart.py"""
 
+import os
+
 import numpy as np
 
 from radixshmem import Geometry, RadixClient, RadixServer, ServerConfig, hash_blocks
 
 GEOMETRY = Geometry(block_size=16, full_slot_bytes=32 << 10, fingerprint="16 tokens of a pattern")
-# Usually an operator runs this part: radix-server --name /quickstart --data-bytes 64M
-server = RadixServer(ServerConfig(name="/quickstart", data_bytes=64 << 20, metrics_address="")).start()
+# Usually an operator runs this part: radix-server --name /flexkv --data-bytes 64M
+config = ServerConfig(name=f"/quickstart-{os.getpid()}", data_bytes=64 << 20, metrics_address="")
 
 # Every engine of the node attaches by name and says what a slot is.
-with server, RadixClient("/quickstart", GEOMETRY) as client:
+with RadixServer(config), RadixClient(config.name, GEOMETRY) as client:
     client.wait_ready()
     prompt = np.arange(100)  # token ids
     hashes = hash_blocks(prompt, 16)  # six whole blocks; each hash covers its whole prefix

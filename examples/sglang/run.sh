@@ -3,8 +3,9 @@
 #
 #   examples/sglang/run.sh MODEL [flags of sglang.launch_server ...]
 #
-# environment variables: DATA_BYTES (8G): size of the cache; BACKEND ("--radix-cache-backend radixshmem"): or
-# "--enable-flexkv", SGLang's own; PAGE_SIZE (32): tokens of a block, the same in all engines; PORT (30001);
+# environment variables: DATA_BYTES (8G): size of the cache; SERVER_NAME: of the radix-server (one of this run);
+# BACKEND ("--radix-cache-backend radixshmem"): or "--enable-flexkv", SGLang's own; PAGE_SIZE (32): tokens of a block,
+# the same in all engines; PORT (30001): the second engine gets the tenth next one;
 # FLEXKV_ENABLE_LAYERWISE_TRANSFER=1: the forward waits for a load layer by layer.
 # Needs `pip install radixshmem[flexkv]` beside SGLang.
 set -euo pipefail
@@ -12,7 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 model=${1:?usage: run.sh MODEL [flags of sglang.launch_server ...]}
 shift
 port=${PORT:-30001}
-export FLEXKV_RADIXSHMEM_SERVER_NAME=/sglang_engines
+export FLEXKV_RADIXSHMEM_SERVER_NAME=${SERVER_NAME:-/sglang-engines-$$}
 read -ra backend <<< "${BACKEND:---radix-cache-backend radixshmem}"
 
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT

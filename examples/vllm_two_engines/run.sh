@@ -3,14 +3,15 @@
 #
 #   examples/vllm_two_engines/run.sh MODEL [flags of vllm serve ...]
 #
-# environment variables: DATA_BYTES (8G): size of the cache; CONNECTOR (RadixShmemConnector): or FlexKVConnectorV1,
-# vLLM's own; PORT (8001): the second engine gets the next one.  Needs `pip install radixshmem[flexkv]` beside vLLM.
+# environment variables: DATA_BYTES (8G): size of the cache; SERVER_NAME: of the radix-server (one of this run);
+# CONNECTOR (RadixShmemConnector): or FlexKVConnectorV1, vLLM's own; PORT (8001): the second engine gets the next one.
+# Needs `pip install radixshmem[flexkv]` beside vLLM.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${1:?usage: run.sh MODEL [flags of vllm serve ...]}
 shift
 port=${PORT:-8001}
-export FLEXKV_RADIXSHMEM_SERVER_NAME=/vllm_two_engines
+export FLEXKV_RADIXSHMEM_SERVER_NAME=${SERVER_NAME:-/vllm-engines-$$}
 transfer='{"kv_connector": "'${CONNECTOR:-RadixShmemConnector}'", "kv_role": "kv_both"}'
 
 trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT

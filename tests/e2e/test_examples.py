@@ -30,7 +30,7 @@ def clean_shm() -> Iterator[None]:
     assert left == []
 
 
-OBJECTS = r"(quickstart|shared-prompt-\d+|replay-\d+|demo-\d+)"
+OBJECTS = r"(quickstart-\d+|shared-prompt-\d+|replay-\d+|demo-\d+)"
 
 
 def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:

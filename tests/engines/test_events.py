@@ -7,6 +7,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,22 @@ def test_vllms_types_read_what_our_publisher_says(subscriber: EngineProcess) -> 
     ]
     with ZmqEventPublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", dp_rank=3) as publisher:
         subscriber.call("subscribe", endpoint=publisher.endpoint)
+        early = count()
+
+        def is_subscribed() -> bool:
+            next(early)
+            publisher([AllBlocksCleared()])
+            return bool(subscriber.call("hears", timeout_ms=100))
+
+        wait_until(is_subscribed, "the subscription has arrived at the publisher")
         for events in sent:
             publisher(events)
-        heard = subscriber.call("hear", count=len(sent))
-        assert subscriber.call("replay", endpoint=publisher.replay_endpoint) == heard
-    assert [(sequence, rank) for sequence, rank, _ in heard] == [(0, 3), (1, 3), (2, 3)]
-    stored, (more, removed), cleared = (events for _, _, events in heard)
+        last = next(early) + len(sent) - 1
+        heard = subscriber.call("hear", last=last)
+        first = heard[0][0]
+        assert subscriber.call("replay", endpoint=publisher.replay_endpoint)[first:] == heard
+    assert [(sequence, rank) for sequence, rank, _ in heard] == [(n, 3) for n in range(first, last + 1)]
+    stored, (more, removed), cleared = (events for _, _, events in heard[-len(sent) :])
     assert stored[0]["block_hashes"] == [2**64 - 1, 7]
     assert stored[0]["token_ids"] == tokens
     assert (more["parent_block_hash"], more["medium"]) == (7, "CPU")

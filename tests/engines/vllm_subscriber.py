@@ -44,18 +44,22 @@ def start(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     live = zmq.Context.instance().socket(zmq.SUB)
 
     def subscribe(endpoint: str) -> None:
-        """Return once the connection is there."""
-        with live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
-            live.connect(endpoint)
-            live.subscribe(b"")
-            received(monitor)
-            live.disable_monitor()
+        """What is published before the subscription has arrived at the publisher is not heard."""
+        live.connect(endpoint)
+        live.subscribe(b"")
 
-    def hear(count: int) -> list[list[Any]]:
-        """The next batches."""
-        return [decoded(*received(live)[1:]) for _ in range(count)]
+    def hears(timeout_ms: int) -> bool:
+        """Whether a batch is there to be heard, after some time at most."""
+        return bool(live.poll(timeout_ms))
 
-    return {"replay": replay, "subscribe": subscribe, "hear": hear}
+    def hear(last: int) -> list[list[Any]]:
+        """The next batches, up to that of the sequence number last."""
+        batches = [decoded(*received(live)[1:])]
+        while batches[-1][0] < last:
+            batches.append(decoded(*received(live)[1:]))
+        return batches
+
+    return {"replay": replay, "subscribe": subscribe, "hears": hears, "hear": hear}
 
 
 if __name__ == "__main__":

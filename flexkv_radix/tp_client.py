@@ -154,7 +154,7 @@ class KVTPClient:
         None after close(), or where trying further is of no use: before the first success when the worker
         refuses or does not come up in time.  Later there is no hurry: the engine runs without its cache.
         """
-        deadline_s = time.monotonic() + _WORKER_TIMEOUT_S
+        deadline_s, refusal = time.monotonic() + _WORKER_TIMEOUT_S, ""
         while not self._stop.is_set():
             try:
                 registration = register_rank(self._endpoint, rank, fds, _ANSWER_TIMEOUT_S, wait=False)
@@ -167,7 +167,9 @@ class KVTPClient:
                 if not self._was_registered:
                     self._give_up(rank, str(error))
                     return None
-                logger.warning("%s: KV tensors are not registered again: %s", rank.place, error)
+                if str(error) != refusal:
+                    refusal = str(error)
+                    logger.warning("%s: KV tensors are not registered again: %s", rank.place, refusal)
                 pause_s = _REFUSED_PAUSE_S
             else:
                 self._was_registered = True

@@ -22,6 +22,7 @@ from engine import (
     Engine,
     RankMemory,
     small_engine,
+    small_model,
     tokens_of,
 )  # fmt: skip
 from engine_process import EngineProcess
@@ -278,6 +279,28 @@ def test_tensor_parallel_ranks_register_again(node: Node, tmp_path: Path) -> Non
         assert engine.get(PROMPT, THERE) == 5 * BLOCK
         assert engine.put(tokens_of(5 * BLOCK, 1), HERE) == 5 * BLOCK
         assert engine.get(tokens_of(5 * BLOCK, 1), THERE) == 5 * BLOCK
+
+
+def test_a_rank_that_is_refused_again_says_so_once(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine was replaced by ones that its tensors do not fit; it goes on trying."""
+    monkeypatch.setattr("flexkv_radix.tp_client._REFUSED_PAUSE_S", 0.1)
+    name, others = node.serve(data_bytes=DATA_BYTES), node.serve(data_bytes=DATA_BYTES)
+    third = node.serve(data_bytes=DATA_BYTES)
+    with small_engine(name, tmp_path).wait_ready() as engine:
+        engine.manager.shutdown()
+        for turn, (server, num_layers) in enumerate(((others, 1), (others, 1), (third, 3))):
+            model = small_model(num_layers=num_layers)
+            with small_engine(server, tmp_path, model=model, register=False) as other:
+                with pytest.raises(RuntimeError, match="could not start"):
+                    other.wait_ready()
+            num_causes = (1, 1, 2)[turn]
+            eventually(lambda n=num_causes: len(warnings_of(caplog, "not registered again")) == n)
+        with small_engine(name, tmp_path, register=False) as same:
+            same.wait_ready()
+            assert not same.manager.disabled
+    assert len(warnings_of(caplog, "not registered again")) == 2
 
 
 def test_events_follow_to_another_region(shm_name: str, tmp_path: Path) -> None:

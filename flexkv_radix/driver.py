@@ -42,11 +42,16 @@ from radixshmem import RadixError, RegionRetired
 
 logger = logging.getLogger(__name__)
 
+_STOP_TIMEOUT_S = 30.0  # more than a worker is given, and the radix-server to answer
 _POLL_S = 0.2  # how late a stop or an expiry may be noticed
 _JOB_POLL_S = 0.005  # the same while pull jobs run, which give no sign
 _READY_POLL_S = 0.02
 _SWEEP_S = 0.5  # how late the end of a region may be noticed where no request meets it
 _REATTACH_S = 1.0  # between tries while a server that ends, or begins, says neither yes nor no
+
+# What an engine that was served meets while one server closes and the next has not got its memory yet;
+# the files may vanish at any moment of it.
+_MAY_PASS = (RadixError, FileNotFoundError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,20 @@ class Driver:
     """Runs the transfers and jobs of one engine's tasks."""
 
     def __init__(
-        self, spec: EngineSpec, table: TaskTable, metrics: Metrics, on_change: Callable[[], None]
+        self,
+        spec: EngineSpec,
+        table: TaskTable,
+        metrics: Metrics,
+        on_change: Callable[[], None],
+        held_fd: int | None = None,
     ) -> None:
+        """held_fd: what transfer workers keep open (TransferHandle)."""
         self._spec = spec
         self._table = table
         self._metrics = metrics
         self._on_change = on_change
         self._stop = threading.Event()
-        self._link = StoreLink(spec, self._stop)
+        self._link = StoreLink(spec, self._stop, held_fd)
         self._restarts = Restarts()
         self._settling = Settling(table, metrics)
         self._jobs = Jobs(table, self._settling)
@@ -98,7 +109,11 @@ class Driver:
         """Stop the worker, end all tasks, leave the radix-server.  A second call does nothing."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                logger.warning(
+                    "the cache is still ending: its worker cannot be stopped, or a server does not answer"
+                )
 
     @property
     def worker(self) -> TransferHandle | None:
@@ -208,12 +223,9 @@ class Driver:
                 return self._link.attach(math.inf if self._has_served else self._spec.attach_timeout_s)
             except AttachCancelled:
                 raise
-            except (ValueError, TimeoutError, OSError) as error:
-                raise _Refused(error) from error
-            except RadixError as error:
-                if not self._has_served:
+            except (ValueError, OSError, RadixError) as error:
+                if not self._has_served or not isinstance(error, _MAY_PASS):
                     raise _Refused(error) from error
-                # The server that was there is closing, or the next one has not got its memory yet.
                 logger.debug("radix-server %s: %s", self._spec.radix_server_name, error)
             if self._stop.wait(_REATTACH_S):
                 raise AttachCancelled("shut down while waiting for the radix-server")

@@ -23,6 +23,7 @@ from radixshmem import RadixError
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_STOP_TIMEOUT_S = 5.0
 _MAX_BLOCKS = 1 << 20  # whose tokens are remembered; with 16 tokens a block that is about 200 MiB
 MEDIUM = "CPU"
 
@@ -113,16 +114,19 @@ class EventTracker:
 
     def announce_again(self, present: Callable[[Hashes], int]) -> list[KVEvent]:
         """Clear, and announce what is in the tree of the blocks whose tokens are known."""
+        found = self._present(present)  # without the lock, for put_match() must not wait for it
         with self._lock:
             self._live.clear()
             result: list[KVEvent] = [AllBlocksCleared()]
-            for block in self._present(present):
+            for block in found:
                 self._store(block, result)
             return result
 
     def _present(self, present: Callable[[Hashes], int]) -> list[_Block]:
         by_path: dict[int, list[_Block]] = {}
-        for block in self._known.values():
+        with self._lock:
+            blocks = list(self._known.values())
+        for block in blocks:
             by_path.setdefault(id(block.path), []).append(block)
         found = []
         for blocks in by_path.values():
@@ -187,10 +191,10 @@ class EventPump:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after what the region says now."""
+        """Stop after what the region says now, unless the collector or the KVServer takes too long."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_STOP_TIMEOUT_S)
 
     def clear(self) -> None:
         """The engine was reset: announce that nothing announced so far counts."""

@@ -18,7 +18,7 @@ from flexkv_radix.events import EventCollector, EventPump, EventTracker
 from flexkv_radix.hashing import Namespace, hash_tokens
 from flexkv_radix.launching import Launch
 from flexkv_radix.planner import Blocks
-from flexkv_radix.responses import KVResponse, KVResponseStatus
+from flexkv_radix.responses import KVResponse
 from flexkv_radix.ring import Hashes
 from flexkv_radix.settings import load_settings
 from flexkv_radix.start import engine_spec, make_backend
@@ -55,7 +55,7 @@ class KVManager:
         self._block = cache_config.tokens_per_block
         self._backend: Backend = make_backend(settings, spec, recv_port)
         self._weights: tuple[str, ...] = ()
-        self._is_adopted = False
+        self._region = ""  # whose counts cache_config has
         self._tracker = EventTracker(self._block) if event_collector else None
         self._pump: EventPump | None = None
         if self._tracker is not None and event_collector is not None:
@@ -73,10 +73,14 @@ class KVManager:
         """True once matches are served, or the cache was turned off.  RuntimeError if start-up failed."""
         if not self._backend.is_ready():
             return False
-        if not self._is_adopted and not self._backend.disabled:
-            self._backend.adopt_into(self._cache_config)
-            self._is_adopted = True
+        self._adopt()
         return True
+
+    def _adopt(self) -> None:
+        """Let cache_config have the counts of the region that is served from, which may be another now."""
+        region = self._backend.region
+        if region and region != self._region:
+            self._region = self._backend.adopt_into(self._cache_config)
 
     @property
     def disabled(self) -> str:
@@ -119,6 +123,7 @@ class KVManager:
         """
         tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
         task_id, blocks = self._backend.get_match(hashes, len(tokens), wanted, swa=swa_aware)
+        self._adopt()
         return task_id, token_mask_of(blocks, self._block, len(tokens))
 
     def put_match(
@@ -137,6 +142,7 @@ class KVManager:
         if self._tracker is not None:
             self._tracker.remember(tokens, hashes)
         task_id, blocks = self._backend.put_match(hashes, len(tokens), wanted, swa=swa_aware)
+        self._adopt()
         return task_id, token_mask_of(blocks, self._block, len(tokens))
 
     def prefetch_async(self, token_ids: Any, namespace: Namespace = None, swa_aware: bool = False) -> int:
@@ -245,7 +251,7 @@ class KVManager:
 
     def _response(self, task_id: int, answer: Answer) -> KVResponse:
         masks = [token_mask_of(member.blocks, self._block, member.num_tokens) for member in answer.members]
-        if answer.status in (KVResponseStatus.NOT_FOUND, KVResponseStatus.TIMEOUT):
+        if not masks:  # unknown, still running, or lost with who knew its tokens
             return KVResponse(answer.status, task_id, error=answer.error)
         return KVResponse(answer.status, task_id, masks[0] if len(masks) == 1 else masks, answer.error)
 

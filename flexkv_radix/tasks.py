@@ -35,7 +35,10 @@ Bound = list[tuple[Transfer, BlockIds]]
 
 
 class KVTaskEngine:
-    """on_change is called, on any thread, when tasks may have ended or readiness changed."""
+    """on_change is called, on any thread, when tasks may have ended or readiness changed.
+
+    held_fd: what transfer workers keep open (TransferHandle).
+    """
 
     def __init__(
         self,
@@ -43,10 +46,11 @@ class KVTaskEngine:
         *,
         on_change: Callable[[], None] = lambda: None,
         metrics_endpoint: MetricsEndpoint | None = None,
+        held_fd: int | None = None,
     ) -> None:
         self._table = TaskTable(spec.task_ttl_s)
         self.metrics = Metrics(spec.dp_client_id, node=self._node_counts)
-        self._driver = Driver(spec, self._table, self.metrics, on_change)
+        self._driver = Driver(spec, self._table, self.metrics, on_change, held_fd)
         self._warned_about = ""
         self._ring_tier: CacheEngineRadixShmem | None = None  # that ring_events() spoke of last
         self._metrics_endpoint = metrics_endpoint
@@ -86,10 +90,22 @@ class KVTaskEngine:
             self._metrics_endpoint.remove(self.metrics)
             self._metrics_endpoint = None
 
-    def adopt_into(self, cache_config: CacheConfig) -> None:
-        """Take the server's counts over into cache_config; does nothing while the cache is off."""
-        if (tier := self.tier) is not None:
-            adopt_radix_server(tier.client, cache_config)
+    @property
+    def region(self) -> str:
+        """Epoch of the region that is served from; "" while the cache is off."""
+        tier = self.tier
+        return "" if tier is None else tier.region
+
+    def adopt_into(self, cache_config: CacheConfig) -> str:
+        """Take the server's counts over into cache_config; returns the region that has them.
+
+        "", and nothing done, while the cache is off.
+        """
+        tier = self.tier
+        if tier is None:
+            return ""
+        adopt_radix_server(tier.client, cache_config)
+        return tier.region
 
     # -- matching
 

@@ -131,6 +131,7 @@ class CacheEngineRadixShmem:
         geometry = client.geometry
         if geometry is None:
             raise RadixError("the radix-server has no geometry yet: wait_ready() first")
+        self.region = client.index.info.config.epoch.hex()
         swa = geometry["pools"].get("swa")
         self.swa_window_blocks = int(swa["window_blocks"]) if swa else 0
         self.num_slots = {

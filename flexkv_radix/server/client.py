@@ -1,38 +1,47 @@
 """KVDPClient: the backend of a KVManager whose tasks run in the node's KVServer.
 
 Each thread has a ZeroMQ socket of its own, so one thread's wait holds up no other.  When the server
-dies, every call in progress returns within a second: matches find nothing and tasks are FAILED, until
-there is a server again (connection.py).
+dies, every call in progress returns within a second: matches find nothing and tasks are FAILED (once
+nobody moves their blocks any more), until there is a server again (connection.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, TypeVar
 
 import zmq
 
 from flexkv_radix.config import CacheConfig
 from flexkv_radix.launching import Launch
-from flexkv_radix.lifecycle import Member
 from flexkv_radix.planner import NO_BLOCKS, Blocks
 from flexkv_radix.responses import KVResponseStatus
 from flexkv_radix.ring import Hashes, RingEvents
 from flexkv_radix.server import messages as m
 from flexkv_radix.server.connection import REPLY_TIMEOUT_S, Connection, KVServerDied, Server
+from flexkv_radix.server.misses import Misses, is_miss
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.table import Answer
 from radixshmem import RadixError
 
 _CHECK_MS = 200  # how often a waiting call looks whether the server is alive
-_MAX_MISSES = 1024
+_MOVING_POLL_S = 0.01
+_SHUTDOWN_S = 2.0
 _GENERATION = 1 << 40  # a task's number is its number at the server, plus this for each earlier server
 R = TypeVar("R")
+
+
+@dataclass
+class _Line:
+    """A thread's socket.  lock: while it is used."""
+
+    sock: zmq.Socket[bytes]
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class KVDPClient:
@@ -45,10 +54,11 @@ class KVDPClient:
         self._context = zmq.Context()
         self._local = threading.local()
         self._calls = itertools.count(1)
-        self._sockets: list[zmq.Socket[bytes]] = []
-        self._lock = threading.Lock()
-        self._misses = _Misses()
-        self._counts: m.StateReply | None = None  # once the engine was ready
+        self._lines: list[_Line] = []
+        self._is_shut = False
+        self._lock = threading.Lock()  # of these two
+        self._misses = Misses()
+        self._counts: m.StateReply | None = None  # as of when the engine was ready, or met another region
         self._ring_generation = 0
 
     # -- life
@@ -71,7 +81,7 @@ class KVDPClient:
             state = self._state(server)
         except KVServerDied:
             return True
-        if state.is_ready and not state.disabled:
+        if state.region:
             self._counts = state
         return state.is_ready
 
@@ -90,19 +100,34 @@ class KVDPClient:
         """Leave the server, which ends this client's tasks and no other's.  A second call does nothing."""
         self._connection.close()
         with self._lock:
-            for sock in self._sockets:
-                sock.close(linger=0)
-            self._sockets.clear()
+            self._is_shut = True
+            lines, self._lines = self._lines, []
+        for line in lines:
+            line.lock.acquire(timeout=_SHUTDOWN_S)  # calls under way see that the server is gone
+            line.sock.close(linger=0)
+            line.lock.release()
         self._context.term()
 
-    def adopt_into(self, cache_config: CacheConfig) -> None:
-        """Take the server's counts over into cache_config."""
+    @property
+    def region(self) -> str:
+        """As of KVTaskEngine, but it stays while the cache is off."""
+        return "" if self._counts is None else self._counts.region
+
+    def adopt_into(self, cache_config: CacheConfig) -> str:
+        """As of KVTaskEngine, but as of the last look."""
         if (counts := self._counts) is not None:
             cache_config.num_cpu_blocks = counts.num_cpu_blocks
             if cache_config.swa is not None:
                 cache_config.swa.num_slots = counts.num_swa_slots
             cache_config.node_rank, cache_config.num_nodes = counts.node_rank, counts.num_nodes
             cache_config.enable_kv_sharing = counts.num_nodes > 1
+        return "" if counts is None else counts.region
+
+    def _look_again(self, server: Server) -> None:
+        with contextlib.suppress(RadixError):  # the next match will tell
+            state = self._state(server)
+            if state.region:
+                self._counts = state
 
     def _state(self, server: Server) -> m.StateReply:
         return self._call(server, m.State(), m.StateReply)
@@ -129,15 +154,18 @@ class KVDPClient:
         server = self._usable()
         reply = self._try(server, verb, m.Matched)
         if reply is None or server is None:
-            return self._misses.add(verb.num_tokens), NO_BLOCKS
+            return self._misses.add(verb), NO_BLOCKS
+        if reply.region and reply.region != self.region:
+            self._look_again(server)
         return _outer(server, reply.task_id), m.unpack_blocks(reply.blocks)
 
     def prefetch(self, hashes: Hashes, num_tokens: int, *, swa: bool = False) -> int:
         """As of KVTaskEngine."""
         server = self._usable()
-        reply = self._try(server, m.Prefetch(m.pack_hashes(hashes), num_tokens, swa), m.TaskIds)
+        verb = m.Prefetch(m.pack_hashes(hashes), num_tokens, swa)
+        reply = self._try(server, verb, m.TaskIds)
         if reply is None or server is None:
-            return self._misses.add(num_tokens)
+            return self._misses.add(verb)
         return _outer(server, reply.task_ids[0])
 
     def launch(
@@ -148,41 +176,80 @@ class KVDPClient:
         layerwise: bool = False,
         counter_id: int = 0,
     ) -> list[int]:
-        """As of KVTaskEngine.  Misses, and tasks of a server that died, are over and stay as they are.
-
-        A batch that could not be launched is FAILED: the id returned is one of a task that was lost.
-        """
+        """As of KVTaskEngine.  Tasks of a server that died are over; a batch with one of them is FAILED."""
+        self._misses.check(launches)
         server = self._usable()
+        if as_batch and len(launches) > 1:
+            return [self._launch_batch(server, launches, layerwise, counter_id)]
         known = [launch for launch in launches if _is_of(server, launch.task_id)]
-        lost = [one.task_id for one in launches if one.task_id > 0 and not _is_of(server, one.task_id)]
-        reply = None
-        if known and not (as_batch and lost):
-            packed = [m.pack_launch(replace(one, task_id=one.task_id % _GENERATION)) for one in known]
-            reply = self._try(server, m.LaunchAll(packed, as_batch, layerwise, counter_id), m.TaskIds)
-        elif known:  # a batch is done as a whole or not at all
-            self.cancel([launch.task_id for launch in known])
+        if known:
+            packed = [_packed(launch) for launch in known]
+            self._try(server, m.LaunchAll(packed, as_batch, layerwise, counter_id), m.TaskIds)
+        return [launch.task_id for launch in launches]
+
+    def _launch_batch(
+        self, server: Server | None, launches: Sequence[Launch], layerwise: bool, counter_id: int
+    ) -> int:
+        """The id of the batch, or if it could not be launched that of a task that was lost: it FAILED."""
         ids = [launch.task_id for launch in launches]
-        if as_batch and len(ids) > 1 and max(ids) <= 0:
-            return [self._misses.merge(ids)]
-        if reply is None or server is None:
-            return ids if not as_batch else [*lost, *(one.task_id for one in known), *ids][:1]
-        outer = [_outer(server, task_id) for task_id in reply.task_ids]
-        if as_batch:
-            return outer
-        started = dict(zip((launch.task_id for launch in known), outer, strict=True))
-        return [started.get(task_id, task_id) for task_id in ids]
+        known = [task_id for task_id in ids if _is_of(server, task_id)]
+        lost = [task_id for task_id in ids if not is_miss(task_id) and not _is_of(server, task_id)]
+        if lost:  # a batch is done as a whole or not at all
+            self.cancel(known)
+            return lost[0]
+        if server is None or not known:
+            return self._misses.merge(ids)
+        packed = self._packed_batch(server, launches)
+        verb = m.LaunchAll(packed, True, layerwise, counter_id)
+        reply = self._try(server, verb, m.TaskIds) if packed else None
+        if reply is None:
+            return known[0]
+        self._misses.forget(ids)
+        return _outer(server, reply.task_ids[0])
+
+    def _packed_batch(self, server: Server, launches: Sequence[Launch]) -> list[m.LaunchMessage]:
+        """launches with a task of the server in place of each miss; empty if the server died."""
+        packed = []
+        for launch in launches:
+            if not is_miss(launch.task_id):
+                packed.append(_packed(launch))
+                continue
+            for request in self._misses.requests(launch.task_id):
+                task_id = self._ask_again(server, request)
+                if task_id is None:
+                    return []
+                packed.append(_packed(replace(launch, task_id=task_id)))
+        return packed
+
+    def _ask_again(self, server: Server, request: m.Match | m.Prefetch) -> int | None:
+        """The server's task for a miss; None if it died."""
+        if isinstance(request, m.Match):
+            matched = self._try(server, request, m.Matched)
+            return None if matched is None else matched.task_id
+        started = self._try(server, request, m.TaskIds)
+        return None if started is None else started.task_ids[0]
 
     def poll(self, task_ids: Sequence[int]) -> dict[int, Answer]:
         """As of KVTaskEngine."""
-        return self._answers(task_ids, m.Poll, 0.0)
+        answers, lost = self._answers(task_ids, m.Poll, 0.0)
+        return answers | self._failed(lost)
 
     def wait(self, task_ids: Sequence[int], timeout_s: float) -> dict[int, Answer]:
         """As of KVTaskEngine."""
-        return self._answers(task_ids, lambda ids: m.Wait(ids, timeout_s), timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        answers, lost = self._answers(task_ids, lambda ids: m.Wait(ids, timeout_s), timeout_s)
+        answers |= self._failed(lost)
+        while (moving := [task_id for task_id in lost if task_id not in answers]) and (
+            left_s := deadline_s - time.monotonic()
+        ) > 0:
+            time.sleep(min(left_s, _MOVING_POLL_S))
+            answers |= self._failed(moving)
+        return answers | dict.fromkeys(moving, Answer(KVResponseStatus.TIMEOUT))
 
     def _answers(
         self, task_ids: Sequence[int], verb_of: Callable[[list[int]], m.Verb], wait_s: float
-    ) -> dict[int, Answer]:
+    ) -> tuple[dict[int, Answer], list[int]]:
+        """(answers of misses and from the server, ids of tasks whose server is gone)."""
         server = self._usable()
         answers, tasks = self._misses.take(task_ids)
         known = [task_id for task_id in tasks if _is_of(server, task_id)]
@@ -194,8 +261,16 @@ class KVDPClient:
                 told = m.unpack_answers(reply)
                 answers |= {_outer(server, task_id): answer for task_id, answer in told.items()}
                 tasks = [task_id for task_id in tasks if not _is_of(server, task_id)]
+        return answers, tasks
+
+    def _failed(self, lost: Sequence[int]) -> dict[int, Answer]:
+        """Answers of those whose blocks nobody moves any more: the engine may use them for something else."""
         why = self._connection.off or f"KVServer {self._endpoint}: the one that ran the task is gone"
-        return answers | {task_id: Answer(KVResponseStatus.FAILED, error=why) for task_id in tasks}
+        return {
+            task_id: Answer(KVResponseStatus.FAILED, error=why)
+            for task_id in lost
+            if self._connection.is_over(task_id // _GENERATION)
+        }
 
     def cancel(self, task_ids: Sequence[int]) -> None:
         """As of KVTaskEngine."""
@@ -241,9 +316,13 @@ class KVDPClient:
             return None
 
     def _call(self, server: Server, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R:
-        sock, call = self._socket(), next(self._calls)
-        sock.send(m.encode(m.Request(server.token, call, verb)))
-        outcome = self._receive(server, sock, call, wait_s + REPLY_TIMEOUT_S)
+        call = next(self._calls)
+        with self._socket() as sock:
+            try:
+                sock.send(m.encode(m.Request(server.token, call, verb)))
+            except zmq.Again:  # it has not read for long
+                self._lose(server, "no answer")
+            outcome = self._receive(server, sock, call, wait_s + REPLY_TIMEOUT_S)
         if isinstance(outcome, expected):
             return outcome
         if isinstance(outcome, m.Failure):
@@ -263,24 +342,35 @@ class KVDPClient:
 
     def _check_alive(self, server: Server, deadline_s: float) -> None:
         if server.is_gone():
-            why = f"KVServer {self._endpoint}: it is gone"
+            self._lose(server, "it is gone")
         elif time.monotonic() > deadline_s:
-            why = f"KVServer {self._endpoint}: no answer"
-        else:
-            return
+            self._lose(server, "no answer")
+
+    def _lose(self, server: Server, why: str) -> NoReturn:
+        why = f"KVServer {self._endpoint}: {why}"
         self._connection.lost(server, why)
         raise KVServerDied(why)
 
-    def _socket(self) -> zmq.Socket[bytes]:
-        """This thread's socket."""
-        sock: zmq.Socket[bytes] | None = getattr(self._local, "socket", None)
-        if sock is None:
-            sock = self._local.socket = self._context.socket(zmq.DEALER)
-            sock.rcvtimeo = _CHECK_MS
+    @contextlib.contextmanager
+    def _socket(self) -> Iterator[zmq.Socket[bytes]]:
+        """This thread's socket.  KVServerDied after shutdown()."""
+        line: _Line | None = getattr(self._local, "line", None)
+        if line is None:
+            line = self._local.line = self._new_line()
+        with line.lock:
+            if line.sock.closed:
+                raise KVServerDied("shut down")
+            yield line.sock
+
+    def _new_line(self) -> _Line:
+        with self._lock:
+            if self._is_shut:
+                raise KVServerDied("shut down")
+            sock = self._context.socket(zmq.DEALER)
+            sock.rcvtimeo = sock.sndtimeo = _CHECK_MS
             sock.connect(self._endpoint)
-            with self._lock:
-                self._sockets.append(sock)
-        return sock
+            self._lines.append(_Line(sock))
+            return self._lines[-1]
 
 
 def _outer(server: Server, task_id: int) -> int:
@@ -288,45 +378,11 @@ def _outer(server: Server, task_id: int) -> int:
     return server.generation * _GENERATION + task_id
 
 
+def _packed(launch: Launch) -> m.LaunchMessage:
+    """launch with the task's number at the server."""
+    return m.pack_launch(replace(launch, task_id=launch.task_id % _GENERATION))
+
+
 def _is_of(server: Server | None, task_id: int) -> bool:
     """Whether server gave the task out."""
     return server is not None and task_id > 0 and task_id // _GENERATION == server.generation
-
-
-class _Misses:
-    """Tasks that were over at once because there is no server to ask.  Their ids are negative."""
-
-    def __init__(self) -> None:
-        self._num_tokens: OrderedDict[int, list[int]] = OrderedDict()  # of each member
-        self._ids = itertools.count(-1, -1)
-        self._lock = threading.Lock()
-
-    def add(self, *num_tokens: int) -> int:
-        with self._lock:
-            task_id = next(self._ids)
-            self._num_tokens[task_id] = [*num_tokens]
-            while len(self._num_tokens) > _MAX_MISSES:
-                self._num_tokens.popitem(last=False)
-            return task_id
-
-    def merge(self, task_ids: Sequence[int]) -> int:
-        """One task with the members of all."""
-        with self._lock:
-            members = [self._num_tokens.pop(task_id, []) for task_id in task_ids]
-        return self.add(*itertools.chain.from_iterable(members))
-
-    def take(self, task_ids: Sequence[int]) -> tuple[dict[int, Answer], list[int]]:
-        """(answers of the misses among task_ids, the other ids)."""
-        answers = {}
-        with self._lock:
-            for task_id in task_ids:
-                if task_id <= 0:
-                    num_tokens = self._num_tokens.pop(task_id, None)
-                    answers[task_id] = (
-                        Answer(KVResponseStatus.NOT_FOUND)
-                        if num_tokens is None
-                        else Answer(
-                            KVResponseStatus.SUCCESS, tuple(Member(num, NO_BLOCKS) for num in num_tokens)
-                        )
-                    )
-        return answers, [task_id for task_id in task_ids if task_id > 0]

@@ -13,11 +13,13 @@ Task numbers of one server mean nothing to the next: whoever calls takes `server
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from io import FileIO
 
 from flexkv_radix.restarts import Restarts
 from flexkv_radix.server import liveness
@@ -33,6 +35,11 @@ _CONNECT_TIMEOUT_S = 60.0  # until the engine is told to go on without
 _RETRY_S = 0.1
 _LATER_RETRY_S = 1.0
 _WATCH_S = 0.2
+_JOIN_S = 2.0
+_OVER_POLL_S = 0.01
+# A killed server's worker is killed with it, which takes the driver of a device a moment.  One that the
+# kernel cannot end by then may never end, and the engine waits to go on.
+_WORKER_TIMEOUT_S = 5.0
 
 
 class KVServerDied(RadixError):  # noqa: N818
@@ -42,10 +49,12 @@ class KVServerDied(RadixError):  # noqa: N818
 class Server:
     """One server that this client was welcomed by."""
 
-    def __init__(self, generation: int, token: bytes, alive: socket.socket) -> None:
+    def __init__(self, generation: int, token: bytes, alive: socket.socket, lifeline: FileIO) -> None:
         self.generation = generation  # 0: the first one
         self.token = token
         self._alive = alive
+        self._lifeline = lifeline
+        self._lost_s = math.inf
 
     def is_gone(self) -> bool:
         try:
@@ -55,7 +64,26 @@ class Server:
 
     def close(self) -> None:
         """Leave: the server ends this client's tasks."""
+        self._lost_s = min(self._lost_s, time.monotonic())
         self._alive.close()
+
+    def forget(self) -> None:
+        """Leave a server that never had a task."""
+        self._alive.close()
+        self._lifeline.close()
+
+    def is_over(self) -> bool:
+        """Whether the server's workers are gone as well, or nobody can tell; not for two threads at once."""
+        if self._lifeline.closed:
+            return True
+        if not liveness.is_gone(self._lifeline):
+            if time.monotonic() < self._lost_s + _WORKER_TIMEOUT_S:
+                return False
+            logger.warning(
+                "the transfer worker of a lost KVServer has not ended within %g s", _WORKER_TIMEOUT_S
+            )
+        self._lifeline.close()
+        return True
 
 
 class Connection:
@@ -76,6 +104,7 @@ class Connection:
         self._why_off = why_off
         self._restarts = Restarts()
         self._num_welcomes = 0
+        self._servers: dict[int, Server] = {}  # by generation: this one, and those that are not over
         self._stop = threading.Event()
         self._is_lost = threading.Event()
         self._lock = threading.Lock()
@@ -89,12 +118,25 @@ class Connection:
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the server.  A second call does nothing."""
+        """Leave the server, and see its worker gone.  A second call does nothing."""
         self._stop.set()
         self._is_lost.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_JOIN_S)  # it may wait for a server that does not greet
         self.off = self.off or "shut down"
+        while not all(self.is_over(generation) for generation in list(self._servers)):
+            time.sleep(_OVER_POLL_S)
+
+    def is_over(self, generation: int) -> bool:
+        """Whether the server of that generation is gone and nobody moves blocks for it any more."""
+        with self._lock:
+            server = self._servers.get(generation)
+            if server is None:
+                return True
+            if server is self.server or not server.is_over():
+                return False
+            del self._servers[generation]
+            return True
 
     def lost(self, server: Server, why: str) -> None:
         """server does not answer: the cache is off until there is another."""
@@ -103,6 +145,7 @@ class Connection:
                 return
             self.server = None
             self._is_lost.set()
+            server.close()
         self._turn_off(why)
 
     # -- the thread
@@ -125,7 +168,7 @@ class Connection:
         """Until the engine stops or the server is lost."""
         self._is_lost.clear()
         with self._lock:
-            self.server = server
+            self.server = self._servers[server.generation] = server
         while not self._stop.is_set() and not self._is_lost.wait(_WATCH_S):
             if server.is_gone():
                 self.lost(server, f"KVServer {self._endpoint}: it is gone")
@@ -161,6 +204,9 @@ class Connection:
                 server, refusal = self._greet()
             except OSError as error:
                 server, refusal = None, m.Welcome(b"", str(error), try_again=True)
+            if server is not None and self._stop.is_set():  # it greeted when close() waited no more
+                server.forget()
+                return None
             if server is not None:
                 return server
             is_late = time.monotonic() > deadline_s
@@ -175,11 +221,13 @@ class Connection:
         """The server's answer.  OSError if there is none."""
         if self._launch_server:
             ensure_server(self._endpoint)
-        alive, welcome = liveness.connect(self._endpoint, m.Hello(self._spec, os.getpid()), REPLY_TIMEOUT_S)
+        hello = m.Hello(self._spec, os.getpid())
+        alive, lifeline, welcome = liveness.connect(self._endpoint, hello, REPLY_TIMEOUT_S)
         if welcome.error:
             alive.close()
+            lifeline.close()
             return None, welcome
-        server = Server(self._num_welcomes, welcome.token, alive)
+        server = Server(self._num_welcomes, welcome.token, alive, lifeline)
         self._num_welcomes += 1
         return server, welcome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -36,15 +37,21 @@ class Desk:
     """Serves one client.  All methods run on the server's thread and return at once."""
 
     def __init__(
-        self, hello: m.Hello, sock: socket.socket, metrics: MetricsEndpoint | None, wake: Callable[[], None]
+        self,
+        hello: m.Hello,
+        sock: socket.socket,
+        lifeline_fd: int,
+        metrics: MetricsEndpoint | None,
+        wake: Callable[[], None],
     ) -> None:
-        """sock: the client's liveness socket."""
+        """sock, lifeline_fd: what the client watches (liveness.py); the desk's to close."""
         self.token = secrets.token_bytes(16)
         self.dp_client_id = hello.spec.dp_client_id
         self.pid = hello.pid
         self.sock = sock
         self._spec = hello.spec
-        self._engine = KVTaskEngine(hello.spec, on_change=wake, metrics_endpoint=metrics)
+        self._lifeline_fd = lifeline_fd
+        self._engine = KVTaskEngine(hello.spec, on_change=wake, metrics_endpoint=metrics, held_fd=lifeline_fd)
         self._waiters: list[Waiter] = []
         self._closing: threading.Thread | None = None
         self._engine.start()
@@ -67,7 +74,7 @@ class Desk:
                 match = engine.put_match if verb.is_put else engine.get_match
                 hashes, wanted = m.unpack_hashes(verb.hashes), m.unpack_blocks(verb.wanted)
                 task_id, blocks = match(hashes, verb.num_tokens, wanted, swa=verb.swa)
-                return m.Matched(task_id, m.pack_blocks(blocks))
+                return m.Matched(task_id, m.pack_blocks(blocks), engine.region)
             case m.LaunchAll():
                 launches = [m.unpack_launch(launch) for launch in verb.launches]
                 return m.TaskIds(
@@ -101,11 +108,12 @@ class Desk:
         if self._spec.geometry.swa_window_blocks:
             config.swa = SWAPoolConfig(1)
         is_ready = self._engine.is_ready()
-        self._engine.adopt_into(config)
+        region = self._engine.adopt_into(config)
         swa_slots = config.swa.num_slots if config.swa else 0
         return m.StateReply(
             is_ready,
             self._engine.disabled,
+            region,
             config.num_cpu_blocks,
             swa_slots,
             config.node_rank,
@@ -147,8 +155,12 @@ class Desk:
         if self._closing is None:
             self.sock.close()
             self._waiters.clear()
-            self._closing = threading.Thread(target=self._engine.shutdown, name="flexkv-close")
+            self._closing = threading.Thread(target=self._end, name="flexkv-close")
             self._closing.start()
+
+    def _end(self) -> None:
+        self._engine.shutdown()
+        os.close(self._lifeline_fd)  # a worker that could not be stopped has its own
 
     @property
     def is_closed(self) -> bool:

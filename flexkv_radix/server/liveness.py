@@ -1,9 +1,11 @@
 """Knowing that the other side is gone.  ZeroMQ has no sign for it, a connected Unix socket does.
 
-    client -> server   length, Hello
+    client -> server   length, Hello; one end of a pipe (SCM_RIGHTS), the lifeline
     server -> client   length, Welcome
 
-After that nothing is sent; the end of the connection is the news.
+After that nothing is sent; the end of the connection is the news.  It comes a moment before the end of
+the server's transfer workers, which may still write to the client's memory: each of them has the
+lifeline open, and the end of *that* says that they are gone.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import contextlib
 import os
 import socket
 import struct
+from io import FileIO
 
 import msgspec
 
 from flexkv_radix.server.messages import Hello, Welcome, decode_greeting, encode
-from flexkv_radix.transfer.wire import wait_readable
+from flexkv_radix.transfer.wire import receive_fds, send_fds, wait_readable
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 20
@@ -70,11 +73,35 @@ def _receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Welcome]:
-    """Introduce oneself to the server at endpoint.
+def receive_hello(sock: socket.socket) -> tuple[Hello, int]:
+    """A client's introduction, and its lifeline, which the caller closes; ConnectionError if it is none."""
+    hello = receive(sock)
+    if not isinstance(hello, Hello):
+        raise ConnectionError(f"Hello expected, not {type(hello).__name__}")
+    [lifeline_fd] = receive_fds(sock, 1)
+    return hello, lifeline_fd
+
+
+def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, FileIO, Welcome]:
+    """Introduce oneself to the server at endpoint; returns what to watch it and its workers by, and its word.
 
     ConnectionError if nobody serves it, TimeoutError if it does not answer.
     """
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    lifeline = FileIO(ours)
+    try:
+        sock, welcome = _introduce(endpoint, hello, theirs, timeout_s)
+    except BaseException:
+        lifeline.close()
+        raise
+    finally:
+        os.close(theirs)
+    return sock, lifeline, welcome
+
+
+def _introduce(
+    endpoint: str, hello: Hello, lifeline_fd: int, timeout_s: float
+) -> tuple[socket.socket, Welcome]:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(timeout_s)
@@ -83,6 +110,7 @@ def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socke
         except FileNotFoundError as error:
             raise ConnectionError(f"no KVServer at {endpoint}") from error
         send(sock, hello)
+        send_fds(sock, [lifeline_fd])
         try:
             welcome = receive(sock)
         except msgspec.MsgspecError as error:
@@ -98,6 +126,6 @@ def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socke
     return sock, welcome
 
 
-def is_gone(sock: socket.socket) -> bool:
-    """Whether the other side has ended the connection."""
-    return wait_readable(sock)
+def is_gone(watched: socket.socket | FileIO) -> bool:
+    """Whether the other side has ended the connection, or nobody has the lifeline any more."""
+    return wait_readable(watched)

@@ -118,6 +118,7 @@ class Request(msgspec.Struct, array_like=True):
 class Matched(msgspec.Struct, tag=True, array_like=True):
     task_id: int
     blocks: BlocksMessage
+    region: str = ""
 
 
 class TaskIds(msgspec.Struct, tag=True, array_like=True):
@@ -129,10 +130,11 @@ class Answers(msgspec.Struct, tag=True, array_like=True):
 
 
 class StateReply(msgspec.Struct, tag=True, array_like=True):
-    """Counts are the server's, once ready."""
+    """region: from which the engine is served, "" while it is not; the counts are that one's."""
 
     is_ready: bool
     disabled: str
+    region: str = ""
     num_cpu_blocks: int = 0
     num_swa_slots: int = 0
     node_rank: int = 0

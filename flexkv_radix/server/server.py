@@ -167,15 +167,14 @@ class KVServer:
             sock.close()
 
     def _greet(self, sock: socket.socket) -> None:
-        hello = liveness.receive(sock)
-        if not isinstance(hello, m.Hello):
-            raise ConnectionError(f"Hello expected, not {type(hello).__name__}")
+        hello, lifeline_fd = liveness.receive_hello(sock)
         refusal = self._refusal(hello)
         if refusal is not None:
+            os.close(lifeline_fd)
             liveness.send(sock, refusal)
             sock.close()
             return
-        desk = Desk(hello, sock, self._metrics, self._wake)
+        desk = Desk(hello, sock, lifeline_fd, self._metrics, self._wake)
         self._desks[desk.token] = desk
         self._poller.register(sock.fileno(), select.POLLIN)
         liveness.send(sock, m.Welcome(desk.token))

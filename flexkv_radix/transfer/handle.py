@@ -27,9 +27,10 @@ from flexkv_radix.transfer.protocol import (
     TransferDied,
     TransferOp,
 )
-from flexkv_radix.transfer.wire import Channel, send_fds, wait_readable
+from flexkv_radix.transfer.wire import BacklogFull, Channel, send_fds
 
 _STOP_TIMEOUT_S = 10.0  # a worker that does not stop by then is killed
+_STOP_POLL_S = 0.01
 
 
 class TransferHandle:
@@ -39,17 +40,27 @@ class TransferHandle:
     worker is gone.  It is handed over through the socket: a second descriptor in this process would
     outlive a fork of it, which the first one does not (csrc/fds.c).
 
+    held_fd, if any, is kept open by the worker, which does nothing else with it: who watches the other end
+    knows when the worker is gone.  It stays the caller's.
+
     mark_device is called (by is_ready or poll) before the worker registers slots with a device: pass
     RadixClient.set_device.
 
-    submit() may be called from any thread; is_ready() and poll() from one at a time.
+    submit() may be called from any thread; is_ready(), poll() and shutdown() from one at a time.  Nothing
+    waits for a worker that does not read: what its socket does not take, is_ready() and poll() send on.
     """
 
     def __init__(
-        self, config: TransferConfig, *, lease_fd: int, mark_device: Callable[[], None] | None = None
+        self,
+        config: TransferConfig,
+        *,
+        lease_fd: int,
+        held_fd: int | None = None,
+        mark_device: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._lease_fd = lease_fd
+        self._held_fds = () if held_fd is None else (held_fd,)
         self._mark_device = mark_device
         self._channel: Channel | None = None
         self._send_lock = threading.Lock()
@@ -84,7 +95,10 @@ class TransferHandle:
         ]
         try:
             self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=_environment()
+                command,
+                pass_fds=(theirs.fileno(), *self._held_fds),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
             )
         except OSError as error:
             self._failure = f"cannot start {command[0]}: {error}"
@@ -114,7 +128,10 @@ class TransferHandle:
         return self._is_ready
 
     def submit(self, ops: list[TransferOp]) -> None:
-        """Queue ops.  TransferDied when the worker is gone; RuntimeError before is_ready()."""
+        """Queue ops.  TransferDied when the worker is gone; RuntimeError before is_ready().
+
+        BacklogFull, a RuntimeError too, when the worker has not read for very long.
+        """
         if not self._is_ready:
             raise RuntimeError("submit: the transfer worker is not ready; wait until is_ready()")
         self._send(Submit(ops))
@@ -136,19 +153,26 @@ class TransferHandle:
             wait_s = deadline_s - time.monotonic()
             if wait_s <= 0:
                 return []
-            wait_readable(channel, wait_s)
+            channel.wait(wait_s)
 
     def shutdown(self) -> None:
         """Stop the worker and wait for it; idempotent."""
         if self._channel is None or self._thread is None:
             return
-        with contextlib.suppress(TransferDied):
+        with contextlib.suppress(TransferDied, BacklogFull):
             self._send(Stop())
-            self._thread.join(_STOP_TIMEOUT_S)
+            self._wait_stopped()
         if self._thread.is_alive() and self._process is not None:
             self._process.kill()
             self._thread.join()
         self._channel.close()
+
+    def _wait_stopped(self) -> None:
+        """Until the worker has ended, within limits.  It may have results to get rid of before."""
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline_s:
+            self._read()
+            self._thread.join(_STOP_POLL_S)
 
     def _started(self) -> Channel:
         if self._channel is None:
@@ -159,7 +183,7 @@ class TransferHandle:
         channel = self._started()
         try:
             with self._send_lock:
-                channel.send(message)
+                channel.post(message)
         except OSError as error:
             raise TransferDied(f"transfer worker: {self._cause()}") from error
 
@@ -167,6 +191,9 @@ class TransferHandle:
         channel = self._started()
         if not channel.is_open:
             return
+        if channel.has_backlog:
+            with self._send_lock, contextlib.suppress(OSError):  # reading meets the end as well
+                channel.flush()
         with self._receive_lock:
             for message in channel.receive_available():
                 self._handle(message)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _MAX_LAYERS = 4096
 _MAX_COUNTERS = 64
 _STOP_POLL_S = 0.2
-_SEND_TIMEOUT_S = 30.0
+_UNUSED_TIMEOUT_S = 1.0  # for the rest of a handshake that has begun; a shutdown may wait for it
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class LayerSignals:
     Eventfds are replaced and closed only while no load is under way; the caller sees to that.
     """
 
-    def __init__(self, sockets: Sequence[LayerwiseSocket]) -> None:
+    def __init__(self, sockets: Sequence[LayerwiseSocket], stop: threading.Event | None = None) -> None:
+        """RuntimeError when somebody else listens there, at once if stop is set."""
         self.listeners: list[tuple[socket.socket, int]] = []
         self._events: dict[tuple[int, int], _RankEvents] = {}  # by pipeline and tensor-parallel rank
         self._num_layers: Mapping[RankPlace, int] = {}
         try:
             for at in sockets:
-                self.listeners.append((listen(at.path), at.pp_rank))
+                self.listeners.append((listen(at.path, stop), at.pp_rank))
         except BaseException:
             self.close()
             raise
@@ -115,28 +116,47 @@ def accept_unused(sockets: Sequence[LayerwiseSocket], stop: threading.Event) -> 
     Where no worker runs because the cache is off, ranks would otherwise wait for one when they start.
     """
     try:
-        signals = LayerSignals(sockets)
+        signals = LayerSignals(sockets, stop)
     except RuntimeError as error:
-        logger.warning("ranks that load layer by layer cannot start: %s", error)
+        if not stop.is_set():
+            logger.warning("ranks that load layer by layer cannot start: %s", error)
         return
+    silent: set[socket.socket] = set()
     try:
         with selectors.DefaultSelector() as selector:
             for listener, pp_rank in signals.listeners:
-                selector.register(listener, selectors.EVENT_READ, (listener, pp_rank))
+                selector.register(listener, selectors.EVENT_READ, pp_rank)
             while sockets and not stop.is_set():
                 for key, _ in selector.select(_STOP_POLL_S):
-                    _accept(signals, *key.data)
+                    if not stop.is_set():
+                        _serve_unused(signals, selector, silent, key)
     finally:
         signals.close()
+        for sock in silent:
+            sock.close()
         for at in sockets:
             Path(at.path).unlink(missing_ok=True)
 
 
-def _accept(signals: LayerSignals, listener: socket.socket, pp_rank: int) -> None:
-    sock, _ = listener.accept()
-    sock.settimeout(_SEND_TIMEOUT_S)
+def _serve_unused(
+    signals: LayerSignals,
+    selector: selectors.BaseSelector,
+    silent: set[socket.socket],
+    key: selectors.SelectorKey,
+) -> None:
+    """A rank connected, and is silent so far; or it has something to say."""
+    sock = key.fileobj
+    assert isinstance(sock, socket.socket)
+    if sock not in silent:
+        accepted, _ = sock.accept()
+        accepted.settimeout(_UNUSED_TIMEOUT_S)
+        silent.add(accepted)
+        selector.register(accepted, selectors.EVENT_READ, key.data)
+        return
+    silent.remove(sock)
+    selector.unregister(sock)
     with contextlib.suppress(OSError, ValueError):  # the rank sees its connection close
-        signals.add(sock, pp_rank)
+        signals.add(sock, key.data)
 
 
 def _receive_shape(sock: socket.socket) -> tuple[int, int, int]:

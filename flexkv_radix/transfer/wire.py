@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,18 +24,27 @@ from flexkv_radix.transfer.protocol import Message, decode, encode
 
 FDS_PER_BATCH = 200  # the kernel refuses more than 253 in one message
 MAX_MESSAGE_BYTES = 64 << 20  # an op of a million blocks is 12 MiB
+MAX_BACKLOG_BYTES = MAX_MESSAGE_BYTES
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 << 10
 _LISTEN_TIMEOUT_S = 10.0
 _LISTEN_RETRY_S = 1.0
 
 
+class BacklogFull(RuntimeError):  # noqa: N818
+    """The peer has not read for so long that no more is kept for it."""
+
+
 class Channel:
-    """One end of a connection.  Sending is the caller's to serialise, as is receiving."""
+    """One end of a connection.  Sending is the caller's to serialise, as is receiving.
+
+    send() waits for a peer that does not read, post() does not; a channel uses one of them.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = bytearray()
+        self._backlog = bytearray()  # posted, not taken by the socket so far
         self.is_open = True  # False once the peer has closed its end
 
     def fileno(self) -> int:
@@ -43,6 +54,37 @@ class Channel:
         """Send message whole; OSError when the peer is gone."""
         payload = encode(message)
         self.sock.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def post(self, message: Message) -> None:
+        """Send message without waiting; flush() sends what the socket does not take now.
+
+        BacklogFull, and nothing sent, when too much waits already; OSError when the peer is gone.
+        """
+        payload = encode(message)
+        if len(self._backlog) + len(payload) > MAX_BACKLOG_BYTES:
+            raise BacklogFull(f"{len(self._backlog) >> 20} MiB wait for a peer that does not read")
+        self._backlog += _LENGTH.pack(len(payload)) + payload
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of what was posted as goes without waiting; OSError when the peer is gone."""
+        while self._backlog:
+            try:
+                num_sent = self.sock.send(self._backlog, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            del self._backlog[:num_sent]
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether flush() has something to send."""
+        return bool(self._backlog)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there is something to read, or flush() can send more, or timeout_s have passed."""
+        poller = select.poll()
+        poller.register(self.fileno(), select.POLLIN | (select.POLLOUT if self._backlog else 0))
+        poller.poll(max(0.0, timeout_s) * 1000)
 
     def receive(self) -> Message | None:
         """The next message, waiting as long as the socket's timeout allows; None at the end.
@@ -173,17 +215,17 @@ def socket_path(endpoint: str) -> str:
     return path
 
 
-def listen(endpoint: str) -> socket.socket:
+def listen(endpoint: str, stop: threading.Event | None = None) -> socket.socket:
     """Listen on endpoint, for this user only; a socket file that nobody serves any more is replaced.
 
-    Waits for a killed worker's socket to close, which it does after the memory that it pinned.
+    Waits, unless stop is set, for a killed worker's socket to close, which it does after the memory that
+    it pinned.
     """
     path = socket_path(endpoint)
-    deadline_s = time.monotonic() + _LISTEN_TIMEOUT_S
+    deadline_s, stop = time.monotonic() + _LISTEN_TIMEOUT_S, stop or threading.Event()
     while _is_served(path):
-        if time.monotonic() > deadline_s:
+        if time.monotonic() > deadline_s or stop.wait(_LISTEN_RETRY_S):
             raise RuntimeError(f"{path}: another transfer worker listens here; give each engine its own path")
-        time.sleep(_LISTEN_RETRY_S)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
@@ -199,7 +241,8 @@ def listen(endpoint: str) -> socket.socket:
 
 def _is_served(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == 0
+        probe.setblocking(False)  # a stopped worker accepts nobody, and its queue may be full
+        return probe.connect_ex(path) in (0, errno.EAGAIN)
 
 
 def connect(endpoint: str, timeout_s: float) -> socket.socket:
@@ -209,8 +252,10 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
     while True:
         sock = socket.socket(socket.AF_UNIX)
         try:
+            sock.setblocking(False)  # a stopped worker accepts nobody, and its queue may be full
             sock.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError) as error:
+            sock.setblocking(True)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             sock.close()
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no transfer worker listens on {path} after {timeout_s} s") from error

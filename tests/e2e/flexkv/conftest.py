@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kv_server import start_server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An external KVServer at the endpoint that engines in tmp_path use."""
+    process = start_server(tmp_path)
+    yield process
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    assert process.wait(20) in (0, -signal.SIGKILL)
 
 
 @pytest.fixture

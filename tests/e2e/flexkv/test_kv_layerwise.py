@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import socket
+import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +154,53 @@ def test_another_listens_where_an_engine_without_cache_would(
         eventually(lambda: "give each engine its own path" in caplog.text, "the warning")
         assert "FLEXKV_ENABLE_RADIXSHMEM" in engine.wait_ready().manager.disabled
     assert len(caplog.records) == 2, caplog.text
+
+
+def test_a_silent_rank_holds_up_no_shutdown(tmp_path: Path) -> None:
+    """One that connected and says nothing, and one that stops in the middle of its handshake."""
+    path = tmp_path / "eventfds"
+    switched_off = {**environ(tmp_path), "FLEXKV_ENABLE_RADIXSHMEM": "0"}
+    with small_engine("/none", tmp_path, environ=switched_off) as engine:
+        eventually(path.exists, "the socket for eventfds")
+        with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as slow:
+            silent.connect(str(path))
+            slow.connect(str(path))
+            slow.sendall(bytes(8))
+            eventually(lambda: num_unread_bytes(slow) == 0, "that somebody listens")
+            events = LayerEvents(2)
+            events.connect(str(path), 0, 1, timeout_s=20)
+            events.close()
+            start_s = time.monotonic()
+            engine.manager.shutdown()
+            assert time.monotonic() - start_s < 2
+
+
+def test_a_shutdown_in_the_middle_of_a_handshake(tmp_path: Path) -> None:
+    path = tmp_path / "eventfds"
+    switched_off = {**environ(tmp_path), "FLEXKV_ENABLE_RADIXSHMEM": "0"}
+    with small_engine("/none", tmp_path, environ=switched_off) as engine:
+        eventually(path.exists, "the socket for eventfds")
+        with socket.socket(socket.AF_UNIX) as slow:
+            slow.connect(str(path))
+            slow.sendall(bytes(8))
+            eventually(lambda: num_unread_bytes(slow) == 0, "that somebody listens")
+            start_s = time.monotonic()
+            engine.manager.shutdown()
+            assert time.monotonic() - start_s < 2
+
+
+def test_a_shutdown_while_another_listens_for_eventfds(tmp_path: Path) -> None:
+    switched_off = {**environ(tmp_path), "FLEXKV_ENABLE_RADIXSHMEM": "0"}
+    with listen(str(tmp_path / "eventfds")), small_engine("/none", tmp_path, environ=switched_off) as engine:
+        engine.wait_ready()
+        start_s = time.monotonic()
+        engine.manager.shutdown()
+        assert time.monotonic() - start_s < 2
+
+
+def num_unread_bytes(sock: socket.socket) -> int:
+    """What was sent over a Unix socket and is not received yet, with the kernel's own share."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def test_a_replaced_worker_is_given_the_eventfds_again(node: Node, tmp_path: Path) -> None:

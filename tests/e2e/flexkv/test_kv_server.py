@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemon import eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, small_engine, tokens_of
 from engine_process import EngineProcess
+from kv_server import EMBEDDED, EXTERNAL, ROOT, children_of, start_server
 from node import Node
 
 from flexkv_radix import KVResponseStatus
@@ -27,38 +27,11 @@ from flexkv_radix.server.spawn import is_served
 PROMPT = tokens_of(5 * BLOCK + 3)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
 DATA_BYTES = 64 * SMALL_SLOT_BYTES
-ROOT = Path(__file__).resolve().parents[3]
-EXTERNAL = {"FLEXKV_SERVER_LAUNCH_MODE": "external"}
-EMBEDDED = {"FLEXKV_SERVER_LAUNCH_MODE": "embedded"}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An external KVServer at the endpoint that engines in tmp_path use."""
-    process = start_server(tmp_path)
-    yield process
-    process.terminate()
-    assert process.wait(20) in (0, -signal.SIGKILL)
-
-
-def start_server(directory: Path) -> subprocess.Popen[bytes]:
-    endpoint = f"ipc://{directory}/flexkv"
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "flexkv_radix.server", "--endpoint", endpoint],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    eventually(lambda: Path(liveness.liveness_path(endpoint)).exists(), "the KVServer's socket")
-    return process
 
 
 def held(client) -> tuple[int, int]:
     full = client.stats()["pool"]["full"]
     return full["num_pins"], full["num_staged"]
-
-
-def children_of(pid: int) -> set[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for task in tasks for child in task.read_text().split()}
 
 
 def shared_tensors(rank_pid: int, worker_pid: int) -> set[str]:

@@ -9,7 +9,7 @@ TEST(verbs_round_trip_has_exact_counts)
     uint64_t path[20];
     int32_t slots[20], found[20], unused[20];
     rs_insert_result inserted;
-    rs_match_result hit;
+    rs_match_result result;
     uint32_t done;
     make_path(path, 20, 1);
     stage(w.c, RS_FULL, 20, slots);
@@ -18,11 +18,10 @@ TEST(verbs_round_trip_has_exact_counts)
         CHECK_EQ(slots[i], slots[0] + i); /* a run */
     CHECK_EQ(full_hit(w.c, path, 20), 0); /* nothing is matchable before insert */
     CHECK_OK(rs_insert(w.c, RS_FULL, path, 12, slots, 12, 0, 0, &inserted, unused));
-    CHECK_EQ(inserted.num_inserted, 12);
+    expect_insert(&inserted, RS_INSERT_OK, 12, 0);
     expect_slots(w.c, RS_FULL, 44, 8, 12);
-    CHECK_OK(rs_match(w.c, path, 20, RS_MASK_FULL, 0, &hit, found, NULL));
-    CHECK_EQ(hit.full_hit, 12);
-    CHECK_EQ(hit.common_hit, 12);
+    expect_hit(w.c, path, 20, RS_MASK_FULL, (hits){.full = 12, .common = 12});
+    CHECK_OK(rs_match(w.c, path, 20, RS_MASK_FULL, 0, &result, found, NULL));
     CHECK_EQ(memcmp(found, slots, 12 * sizeof(*slots)), 0);
     CHECK_EQ(full_hit(w.c, path, 7), 7); /* may end mid-path */
     CHECK_EQ(full_hit(w.c, path + 1, 5), 0);
@@ -38,17 +37,16 @@ TEST(verbs_allocate_evicts_from_the_tail)
     world w = world_of(2000, 0, 0, 0);
     uint64_t path[1500];
     int32_t slots[1500];
-    uint32_t got;
+    uint32_t done;
     make_path(path, 1500, 1);
     publish(w.c, path, 1500);
     stage(w.c, RS_FULL, 1500, slots);
     CHECK_EQ(full_hit(w.c, path, 1500), 500);
     expect_slots(w.c, RS_FULL, 0, 1500, 500);
-    CHECK_OK(rs_recycle(w.c, RS_FULL, slots, 1500, &got));
+    CHECK_OK(rs_recycle(w.c, RS_FULL, slots, 1500, &done));
     extend(w.c, path, 500, 1500);
     rs_pin pin = pin_path(w.c, path, 1500, RS_MASK_FULL, 1500);
-    CHECK_OK(rs_allocate(w.c, RS_FULL, 1500, slots, &got));
-    CHECK_EQ(got, 500);
+    expect_allocated(w.c, RS_FULL, 1500, slots, 500);
     CHECK_EQ(full_hit(w.c, path, 1500), 1500);
     CHECK_EQ(stats_of(w.c).allocate_short[RS_FULL], 1);
     release(w.c, pin);
@@ -66,14 +64,12 @@ TEST(verbs_insert_returns_exactly_the_redundant_slots)
     publish(other, path, 6);
     stage(w.c, RS_FULL, 10, slots);
     CHECK_OK(rs_insert(w.c, RS_FULL, path, 10, slots, 10, 0, 0, &result, unused));
-    CHECK_EQ(result.num_inserted, 4);
-    CHECK_EQ(result.num_unused, 6);
+    expect_insert(&result, RS_INSERT_OK, 4, 6);
     CHECK_EQ(memcmp(unused, slots, 6 * sizeof(*slots)), 0);
     expect_slots(w.c, RS_FULL, 54, 0, 10);
     stage(w.c, RS_FULL, 10, slots);
     CHECK_OK(rs_insert(w.c, RS_FULL, path, 10, slots, 10, 0, RS_INSERT_KEEP_UNUSED, &result, unused));
-    CHECK_EQ(result.num_inserted, 0);
-    CHECK_EQ(result.num_unused, 10);
+    expect_insert(&result, RS_INSERT_OK, 0, 10);
     expect_slots(w.c, RS_FULL, 44, 10, 10);
 }
 
@@ -87,9 +83,7 @@ TEST(verbs_insert_from_a_start)
     publish(w.c, path, 4);
     stage(w.c, RS_FULL, 4, slots);
     CHECK_OK(rs_insert(w.c, RS_FULL, path, 10, slots, 4, 6, 0, &result, unused));
-    CHECK_EQ(result.error, RS_INSERT_PREFIX_MISSING);
-    CHECK_EQ(result.num_inserted, 0);
-    CHECK_EQ(result.num_unused, 4);
+    expect_insert(&result, RS_INSERT_PREFIX_MISSING, 0, 4);
     expect_slots(w.c, RS_FULL, 60, 0, 4); /* recycled */
     extend(w.c, path, 4, 10);
     extend(w.c, path, 10, 10); /* nothing to do */
@@ -138,30 +132,31 @@ TEST(verbs_refuse_slots_that_are_not_the_callers)
     expect_slots(w.c, RS_FULL, 24, 8, 0);
 }
 
+static uint32_t nodes_of(rs_client *c, rs_node nodes[64])
+{
+    rs_snapshot *s;
+    uint32_t num;
+    CHECK_OK(rs_snapshot_take(c, &s));
+    CHECK_OK(rs_snapshot_nodes(s, 0, nodes, 64, &num));
+    rs_snapshot_free(s);
+    return num;
+}
+
 TEST(verbs_match_without_meta_changes_only_counters)
 {
     world w = world_of(64, 8, 3, 0);
     uint64_t path[10];
     rs_node before[64], after[64];
-    rs_snapshot *s;
-    uint32_t num;
     make_path(path, 10, 1);
     publish(w.c, path, 10);
     publish(w.c, path + 3, 5); /* the clock moves on */
-    CHECK_OK(rs_snapshot_take(w.c, &s));
-    CHECK_OK(rs_snapshot_nodes(s, 0, before, 64, &num));
-    rs_snapshot_free(s);
+    CHECK_EQ(nodes_of(w.c, before), 15);
     CHECK_EQ(full_hit(w.c, path, 10), 10);
-    CHECK_OK(rs_snapshot_take(w.c, &s));
-    CHECK_OK(rs_snapshot_nodes(s, 0, after, 64, &num));
-    rs_snapshot_free(s);
-    CHECK_EQ(num, 15);
-    CHECK_EQ(memcmp(before, after, num * sizeof(*before)), 0);
+    CHECK_EQ(nodes_of(w.c, after), 15);
+    CHECK_EQ(memcmp(before, after, 15 * sizeof(*before)), 0);
     (void)match(w.c, path, 10, RS_MASK_FULL, NULL);
-    CHECK_OK(rs_snapshot_take(w.c, &s));
-    CHECK_OK(rs_snapshot_nodes(s, 0, after, 64, &num));
-    rs_snapshot_free(s);
-    CHECK(memcmp(before, after, num * sizeof(*before)) != 0);
+    CHECK_EQ(nodes_of(w.c, after), 15);
+    CHECK(memcmp(before, after, 15 * sizeof(*before)) != 0);
     rs_stats stats = stats_of(w.c);
     CHECK_EQ(stats.queries, 2);
     CHECK_EQ(stats.hit_blocks[RS_FULL], 20);
@@ -187,9 +182,7 @@ TEST(verbs_reset_in_the_middle_of_things)
     expect_slots(w.c, RS_FULL, 52, 6, 6); /* the pinned path and the staged slots live on */
     expect_slots(w.c, RS_SWA, 12, 0, 4);
     CHECK_OK(rs_insert(w.c, RS_FULL, path, 6, slots, 6, 0, RS_INSERT_KEEP_UNUSED, &result, unused));
-    CHECK_EQ(result.error, RS_INSERT_STALE_GENERATION);
-    CHECK_EQ(result.num_inserted, 0);
-    CHECK_EQ(result.num_unused, 6);
+    expect_insert(&result, RS_INSERT_STALE_GENERATION, 0, 6);
     expect_slots(w.c, RS_FULL, 58, 0, 6);
     publish(w.c, path, 8); /* beside the old, pinned path */
     expect_slots(w.c, RS_FULL, 50, 0, 14);
@@ -268,24 +261,20 @@ TEST(verbs_evict_counts_and_reasons)
 {
     world w = world_of(64, 16, 4, 0);
     uint64_t a[10], b[10];
-    uint32_t num;
     make_path(a, 10, 1);
     make_path(b, 10, 2);
     publish(w.c, a, 10);
     publish_side(w.c, RS_SWA, a, 10, 4);
-    CHECK_OK(rs_evict(w.c, RS_FULL, 3, RS_REASON_BACKGROUND, &num));
-    CHECK_EQ(num, 3);
+    expect_evicted(w.c, RS_FULL, 3, RS_REASON_BACKGROUND, 3);
     CHECK_EQ(full_hit(w.c, a, 10), 7); /* from the tail */
     expect_slots(w.c, RS_SWA, 16, 0, 0); /* a's end went, and with it the whole window */
     publish(w.c, b, 10);
-    CHECK_OK(rs_evict(w.c, RS_FULL, 100, RS_REASON_REQUEST, &num));
-    CHECK_EQ(num, 17);
+    expect_evicted(w.c, RS_FULL, 100, RS_REASON_REQUEST, 17);
     rs_stats stats = stats_of(w.c);
     CHECK_EQ(stats.evicted_blocks[RS_FULL][RS_REASON_BACKGROUND], 3);
     CHECK_EQ(stats.evicted_blocks[RS_FULL][RS_REASON_REQUEST], 17);
     CHECK_EQ(stats.evicted_blocks[RS_SWA][RS_REASON_BACKGROUND], 4);
-    CHECK_OK(rs_evict(w.c, RS_FULL, 1, RS_REASON_REQUEST, &num));
-    CHECK_EQ(num, 0);
+    expect_evicted(w.c, RS_FULL, 1, RS_REASON_REQUEST, 0);
     expect_slots(w.c, RS_FULL, 64, 0, 0);
 }
 
@@ -293,7 +282,6 @@ TEST(verbs_lru_order)
 {
     world w = world_of(64, 0, 0, 0);
     uint64_t path[8];
-    uint32_t num;
     int32_t slot;
     rs_match_result hit;
     make_path(path, 8, 1);
@@ -308,8 +296,7 @@ TEST(verbs_lru_order)
     static const int order[] = {1, 3, 4, 6, 7};
     for (int i = 0; i < 5; i++) {
         CHECK_EQ(full_hit(w.c, path + order[i], 1), 1);
-        CHECK_OK(rs_evict(w.c, RS_FULL, 1, RS_REASON_REQUEST, &num));
-        CHECK_EQ(num, 1);
+        expect_evicted(w.c, RS_FULL, 1, RS_REASON_REQUEST, 1);
         CHECK_EQ(full_hit(w.c, path + order[i], 1), 0);
     }
     check_region(w.c);

@@ -103,9 +103,10 @@ class KVDPClient:
             self._is_shut = True
             lines, self._lines = self._lines, []
         for line in lines:
-            line.lock.acquire(timeout=_SHUTDOWN_S)  # calls under way see that the server is gone
+            is_idle = line.lock.acquire(timeout=_SHUTDOWN_S)  # calls under way see that the server is gone
             line.sock.close(linger=0)
-            line.lock.release()
+            if is_idle:
+                line.lock.release()
         self._context.term()
 
     @property

@@ -92,6 +92,7 @@ class TransferHandle:
             "flexkv_radix.transfer.worker",
             str(theirs.fileno()),
             str(os.getpid()),
+            *map(str, self._held_fds),
         ]
         try:
             self._process = subprocess.Popen(

@@ -127,6 +127,8 @@ def lifeline_of(worker: int) -> int:
 
     ours, theirs = pipes("self"), pipes(worker)
     [shared] = ours.keys() & theirs.keys()
+    others = {int(link.name) for link in Path(f"/proc/{worker}/fd").iterdir()} - {0, 1, 2, theirs[shared]}
+    assert theirs[shared] < min(others), "a device's files would be released after it"
     return os.open(f"/proc/{worker}/fd/{theirs[shared]}", os.O_WRONLY | os.O_CLOEXEC)
 
 

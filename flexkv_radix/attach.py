@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 600.0
 _RETRY_S = 0.5
+_REQUEST_S = 3.0  # until a server that does not answer is asked again; a shutdown may wait for it
 _READY_S = 1.0  # a client that waits for a server at work looks whether to go on this often
 _REMIND_S = 30.0
 
@@ -70,7 +71,7 @@ def attach_radix_client(
 
 
 def _connect(name: str, geometry: Geometry | None) -> RadixClient:
-    client = RadixClient(name, geometry)
+    client = RadixClient(name, geometry, timeout_s=_REQUEST_S)
     try:
         client.wait_ready(_READY_S)
         if geometry is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from daemon import eventually
+from daemon import Daemon, eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, Engine, small_engine, tokens_of
 from kv_server import EXTERNAL, children_of, is_over
 from node import Node
@@ -240,6 +240,16 @@ def test_a_shutdown_while_a_stopped_server_does_not_greet(
         start_s = time.monotonic()
         engine.manager.shutdown()
         assert time.monotonic() - start_s < 5
+
+
+def test_a_shutdown_while_a_stopped_radix_server_does_not_answer(shm_name: str, tmp_path: Path) -> None:
+    with Daemon(shm_name, "--data-bytes", str(DATA_BYTES)) as daemon:
+        daemon.wait_serving()
+        with stopped(daemon.process.pid), small_engine(shm_name, tmp_path) as engine:
+            assert not engine.manager.get_match(PROMPT)[1].any()
+            start_s = time.monotonic()
+            engine.manager.shutdown()
+            assert time.monotonic() - start_s < 8
 
 
 @pytest.mark.slow

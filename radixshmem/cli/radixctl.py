@@ -67,6 +67,8 @@ def _target_options(command: Callable[..., Any]) -> Callable[..., Any]:
             command(target, *args, **kwargs)
         except NameInUse as error:
             _fail(str(error), ExitCode.NAME_IN_USE)
+        except BrokenPipeError:
+            raise  # the reader has seen enough: click ends without a word
         except (RadixError, OSError) as error:
             _fail(str(error), ExitCode.RUNTIME)
         except ValueError as error:
@@ -80,9 +82,9 @@ def _fail(text: str, code: ExitCode) -> None:
     sys.exit(code)
 
 
-def _answer(target: Target, data: Any, view_of: Callable[[], Any]) -> None:
+def _answer(target: Target, data: Any, view_of: Callable[[], Any], indent: int | None = 2) -> None:
     if target.as_json:
-        click.echo(json.dumps(data, indent=2))
+        click.echo(json.dumps(data, indent=indent))
     else:
         tables.show(view_of())
 
@@ -134,11 +136,12 @@ def pins(target: Target) -> None:
 def top(target: Target, interval: float, count: int | None) -> None:
     """Live rates; with --json one object a line."""
     samples = itertools.islice(watch(target.name, interval), count)
-    if target.as_json:
+    console = Console()
+    if target.as_json or not console.is_terminal:
         for sample in samples:
-            click.echo(json.dumps(sample))
+            _answer(target, sample, functools.partial(view, target.name, sample), indent=None)
         return
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live:
         for sample in samples:
             live.update(view(target.name, sample), refresh=True)
 
@@ -220,7 +223,11 @@ def events(target: Target, follow: bool, limit: int | None) -> None:
 @click.option("--hugepage-path", default="", metavar="DIR", help="... with its SlotStore in this hugetlbfs?")
 @_target_options
 def doctor(target: Target, data_bytes: int, hugepage_path: str) -> None:
-    """Limits of this machine, before a start fails on them; exit code 1 when one would."""
+    """What this machine has for a server, before a start fails on it.
+
+    /dev/shm, memory, the cgroup's limit, huge pages, memlock, open files, NUMA nodes; exit code 1 when a
+    server would not start.
+    """
     config = ServerConfig(name=target.name, data_bytes=data_bytes, hugepage_path=hugepage_path)
     findings = examine(config)
     rows = [(finding.what, finding.level, finding.detail) for finding in findings]

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from radixshmem import _native
@@ -40,13 +40,20 @@ def opened(name: str) -> Iterator[int]:
     try:
         fd = open_index(name)
     except FileNotFoundError:
-        raise NothingThereError(f"there is no region {name}") from None
+        raise NothingThereError(_describe_absence(name)) from None
     except PermissionError:
         raise RadixError(f"user id {os.geteuid()} may not open the region {name}: ask for --group") from None
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+def _describe_absence(name: str) -> str:
+    with suppress(PermissionError):
+        if lock_holder(name) is not None:
+            return f"there is no region {name} yet: status says what its radix-server waits for"
+    return f"there is no region {name}"
 
 
 @contextmanager

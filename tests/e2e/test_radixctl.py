@@ -158,7 +158,21 @@ def test_top_shows_rates(daemon: Daemon) -> None:
     samples = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(samples) == 2
     assert [pool["component"] for pool in samples[0]["pools"]] == ["full", "swa"]
-    assert "full" in ctl("--name", daemon.name, "top", "--interval", "0.1", "--count", "1").stdout
+    text = ctl("--name", daemon.name, "top", "--interval", "0.1", "--count", "2").stdout
+    assert len(re.findall(r"^full .* 0\.0$", text, re.MULTILINE)) == 2, "a log gets every look"
+
+
+def test_a_reader_that_goes_away_is_no_error(daemon: Daemon) -> None:
+    command = [sys.executable, "-W", "error", "-m", "radixshmem.cli.ctl", "--name", daemon.name]
+    command += ["top", "--json", "--interval", "0.05"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_followed_events_come_as_they_happen(daemon: Daemon) -> None:
@@ -246,6 +260,7 @@ def test_waiting_server_has_a_status_without_region(shm_name: str) -> None:
         status = ctl_json("--name", shm_name, "status")
         assert (status["server"]["mode"], status["region"]) == ("waiting", None)
         assert "waiting" in ctl("--name", shm_name, "status").stdout
+        assert "waits for" in ctl("--name", shm_name, "clients").stderr
 
 
 def test_rm_of_nothing_and_of_a_stale_socket(shm_name: str) -> None:

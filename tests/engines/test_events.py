@@ -197,7 +197,7 @@ def test_vllms_types_read_what_the_engine_says(
     telling: Telling, subscriber: EngineProcess, prompts: Prompts
 ) -> None:
     """From the first batch on, by replay: prompts that are in the cache are known, those evicted are not."""
-    engine = telling.engine
+    engine = telling.engine.await_start()  # it brings the geometry of the regions that are reset
     old, *more = prompts(33, 320, *[640] * 8)
     step = prompts(34, 20)[0]
     reset(telling.server)

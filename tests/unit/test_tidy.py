@@ -16,7 +16,7 @@ MAX_C_FUNCTION_LINES = 69
 # core.h's order of layers, lowest first.  A file may call what core.h declares for lower layers and
 # for its own; files that share a layer share its declarations.
 LAYERS = (
-    ("region", "errors", "hash"),
+    ("region", "errors", "hash", "hash_avx2"),
     ("fds",),
     ("lock",),
     ("slots",),
@@ -44,6 +44,7 @@ HEADERS = {
     "core.h": {"layout.h", "plant.h"},
     "snapshot.h": {"core.h"},
     "copy.h": set(),
+    "xxh64.h": set(),
 }
 
 

@@ -78,15 +78,15 @@ class Driver:
         table: TaskTable,
         metrics: Metrics,
         on_change: Callable[[], None],
-        held_fd: int | None = None,
+        lifeline_fd: int | None = None,
     ) -> None:
-        """held_fd: what transfer workers keep open (TransferHandle)."""
+        """lifeline_fd: how somebody else knows of the end of transfer workers (TransferHandle)."""
         self._spec = spec
         self._table = table
         self._metrics = metrics
         self._on_change = on_change
         self._stop = threading.Event()
-        self._link = StoreLink(spec, self._stop, held_fd)
+        self._link = StoreLink(spec, self._stop, lifeline_fd)
         self._restarts = Restarts()
         self._settling = Settling(table, metrics)
         self._jobs = Jobs(table, self._settling)

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 class StoreLink:
     """Attaches, starts the worker, and ends both; each can be done again."""
 
-    def __init__(self, spec: EngineSpec, stop: threading.Event, held_fd: int | None = None) -> None:
-        """held_fd: what transfer workers keep open (TransferHandle)."""
-        self._held_fd = held_fd
+    def __init__(self, spec: EngineSpec, stop: threading.Event, lifeline_fd: int | None = None) -> None:
+        """lifeline_fd: how somebody else knows of the end of transfer workers (TransferHandle)."""
+        self._lifeline_fd = lifeline_fd
         self._spec = spec
         self._stop = stop
         self._client: RadixClient | None = None
@@ -73,7 +73,7 @@ class StoreLink:
         )
         index = self._client.index
         worker = TransferHandle(
-            config, lease_fd=index.lease_fd(), held_fd=self._held_fd, mark_device=index.set_device
+            config, lease_fd=index.lease_fd(), lifeline_fd=self._lifeline_fd, mark_device=index.set_device
         )
         worker.start()
         self.worker = worker

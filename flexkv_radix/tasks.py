@@ -37,7 +37,7 @@ Bound = list[tuple[Transfer, BlockIds]]
 class KVTaskEngine:
     """on_change is called, on any thread, when tasks may have ended or readiness changed.
 
-    held_fd: what transfer workers keep open (TransferHandle).
+    lifeline_fd: how somebody else knows of the end of transfer workers (TransferHandle).
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class KVTaskEngine:
         *,
         on_change: Callable[[], None] = lambda: None,
         metrics_endpoint: MetricsEndpoint | None = None,
-        held_fd: int | None = None,
+        lifeline_fd: int | None = None,
     ) -> None:
         self._table = TaskTable(spec.task_ttl_s)
         self.metrics = Metrics(spec.dp_client_id, node=self._node_counts)
-        self._driver = Driver(spec, self._table, self.metrics, on_change, held_fd)
+        self._driver = Driver(spec, self._table, self.metrics, on_change, lifeline_fd)
         self._warned_about = ""
         self._ring_tier: CacheEngineRadixShmem | None = None  # that ring_events() spoke of last
         self._metrics_endpoint = metrics_endpoint

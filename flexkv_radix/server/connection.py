@@ -19,13 +19,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from io import FileIO
 
 from flexkv_radix.restarts import Restarts
 from flexkv_radix.server import liveness
 from flexkv_radix.server import messages as m
 from flexkv_radix.server.spawn import ensure_server
 from flexkv_radix.spec import EngineSpec
+from flexkv_radix.transfer.lifeline import Lifeline
 from radixshmem import RadixError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class KVServerDied(RadixError):  # noqa: N818
 class Server:
     """One server that this client was welcomed by."""
 
-    def __init__(self, generation: int, token: bytes, alive: socket.socket, lifeline: FileIO) -> None:
+    def __init__(self, generation: int, token: bytes, alive: socket.socket, lifeline: Lifeline) -> None:
         self.generation = generation  # 0: the first one
         self.token = token
         self._alive = alive
@@ -74,9 +74,7 @@ class Server:
 
     def is_over(self) -> bool:
         """Whether the server's workers are gone as well, or nobody can tell; not for two threads at once."""
-        if self._lifeline.closed:
-            return True
-        if not liveness.is_gone(self._lifeline):
+        if not self._lifeline.is_over():
             if time.monotonic() < self._lost_s + _WORKER_TIMEOUT_S:
                 return False
             logger.warning(

@@ -51,7 +51,9 @@ class Desk:
         self.sock = sock
         self._spec = hello.spec
         self._lifeline_fd = lifeline_fd
-        self._engine = KVTaskEngine(hello.spec, on_change=wake, metrics_endpoint=metrics, held_fd=lifeline_fd)
+        self._engine = KVTaskEngine(
+            hello.spec, on_change=wake, metrics_endpoint=metrics, lifeline_fd=lifeline_fd
+        )
         self._waiters: list[Waiter] = []
         self._closing: threading.Thread | None = None
         self._engine.start()

@@ -1,11 +1,11 @@
 """Knowing that the other side is gone.  ZeroMQ has no sign for it, a connected Unix socket does.
 
-    client -> server   length, Hello; one end of a pipe (SCM_RIGHTS), the lifeline
+    client -> server   length, Hello; one end of a socket pair (SCM_RIGHTS), the lifeline
     server -> client   length, Welcome
 
 After that nothing is sent; the end of the connection is the news.  It comes a moment before the end of
-the server's transfer workers, which may still write to the client's memory: each of them has the
-lifeline open, and the end of *that* says that they are gone.
+the server's transfer workers, which may still write to the client's memory: of that the lifeline tells
+(transfer/lifeline.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import contextlib
 import os
 import socket
 import struct
-from io import FileIO
 
 import msgspec
 
 from flexkv_radix.server.messages import Hello, Welcome, decode_greeting, encode
+from flexkv_radix.transfer.lifeline import Lifeline
 from flexkv_radix.transfer.wire import receive_fds, send_fds, wait_readable
 
 _LENGTH = struct.Struct("<I")
@@ -82,20 +82,20 @@ def receive_hello(sock: socket.socket) -> tuple[Hello, int]:
     return hello, lifeline_fd
 
 
-def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, FileIO, Welcome]:
+def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Lifeline, Welcome]:
     """Introduce oneself to the server at endpoint; returns what to watch it and its workers by, and its word.
 
     ConnectionError if nobody serves it, TimeoutError if it does not answer.
     """
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    lifeline = FileIO(ours)
+    ours, theirs = socket.socketpair()
+    lifeline = Lifeline(ours)
     try:
-        sock, welcome = _introduce(endpoint, hello, theirs, timeout_s)
+        sock, welcome = _introduce(endpoint, hello, theirs.fileno(), timeout_s)
     except BaseException:
         lifeline.close()
         raise
     finally:
-        os.close(theirs)
+        theirs.close()
     return sock, lifeline, welcome
 
 
@@ -126,6 +126,6 @@ def _introduce(
     return sock, welcome
 
 
-def is_gone(watched: socket.socket | FileIO) -> bool:
-    """Whether the other side has ended the connection, or nobody has the lifeline any more."""
-    return wait_readable(watched)
+def is_gone(sock: socket.socket) -> bool:
+    """Whether the other side has ended the connection."""
+    return wait_readable(sock)

@@ -40,8 +40,7 @@ class TransferHandle:
     worker is gone.  It is handed over through the socket: a second descriptor in this process would
     outlive a fork of it, which the first one does not (csrc/fds.c).
 
-    held_fd, if any, is kept open by the worker, which does nothing else with it: who watches the other end
-    knows when the worker is gone.  It stays the caller's.
+    lifeline_fd: by it others know when the worker is gone (lifeline.py).  It stays the caller's.
 
     mark_device is called (by is_ready or poll) before the worker registers slots with a device: pass
     RadixClient.set_device.
@@ -55,12 +54,12 @@ class TransferHandle:
         config: TransferConfig,
         *,
         lease_fd: int,
-        held_fd: int | None = None,
+        lifeline_fd: int | None = None,
         mark_device: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._lease_fd = lease_fd
-        self._held_fds = () if held_fd is None else (held_fd,)
+        self._lifeline_fds = () if lifeline_fd is None else (lifeline_fd,)
         self._mark_device = mark_device
         self._channel: Channel | None = None
         self._send_lock = threading.Lock()
@@ -92,12 +91,12 @@ class TransferHandle:
             "flexkv_radix.transfer.worker",
             str(theirs.fileno()),
             str(os.getpid()),
-            *map(str, self._held_fds),
+            *map(str, self._lifeline_fds),
         ]
         try:
             self._process = subprocess.Popen(
                 command,
-                pass_fds=(theirs.fileno(), *self._held_fds),
+                pass_fds=(theirs.fileno(), *self._lifeline_fds),
                 stdin=subprocess.DEVNULL,
                 env=_environment(),
             )

@@ -1,4 +1,4 @@
-"""The transfer worker of an engine: python -m flexkv_radix.transfer.worker <socket> <parent pid> [<held fd>].
+"""The transfer worker of an engine: python -m flexkv_radix.transfer.worker <socket> <parent pid> [<lifeline>]
 
 It runs apart from the engine so that copies and driver calls never hold up the engine's interpreter,
 and so that a crash of one is not a crash of the other.  It never outlives its parent: the engine's
@@ -24,6 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from flexkv_radix.transfer.lane import Lane
+from flexkv_radix.transfer.lifeline import show_end
 from flexkv_radix.transfer.mapping import MappedStore
 from flexkv_radix.transfer.mover import Mover, Placement, RankMemory
 from flexkv_radix.transfer.protocol import (
@@ -218,20 +219,10 @@ def _die_with_parent(parent_pid: int) -> None:
         os._exit(0)
 
 
-def _hold(fd: int) -> None:
-    """Keep fd open until this process touches nobody's memory any more.
-
-    A dying process releases its files one by one, the highest number first, and a device goes on copying
-    until its driver's are released (on an H200 for some 30 ms): fd has to have a lower number than those.
-    """
-    low = os.dup(fd)
-    os.close(max(low, fd))
-
-
 def main() -> int:
     _die_with_parent(int(sys.argv[2]))
-    for held in sys.argv[3:]:
-        _hold(int(held))
+    for lifeline_fd in sys.argv[3:]:
+        show_end(int(lifeline_fd))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     logging.basicConfig(level=logging.INFO, format="%(asctime)s transfer worker: %(message)s")
     engine = Channel(socket.socket(fileno=int(sys.argv[1])))

@@ -21,7 +21,7 @@ def start_server(directory: Path) -> subprocess.Popen[bytes]:
     endpoint = f"ipc://{directory}/flexkv"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "flexkv_radix.server", "--endpoint", endpoint],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))},
     )
     eventually(lambda: Path(liveness.liveness_path(endpoint)).exists(), "the KVServer's socket")
     return process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
 DATA_BYTES = 64 * SMALL_SLOT_BYTES
 NUM_LOADS = 800  # whose messages are more than a socket holds, and whose pins fewer than a client may have
 PROMPTLY_S = 1.0
+PIDFD_GETFD = 438  # the system call
 T = TypeVar("T")
 
 
@@ -119,17 +121,14 @@ def test_a_shutdown_ends_a_stopped_worker(node: Node, tmp_path: Path) -> None:
 
 
 def lifeline_of(worker: int) -> int:
-    """A copy of the descriptor by which this process sees that the worker is gone."""
-
-    def pipes(pid: int | str) -> dict[str, int]:
-        fds = [link for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_fifo() and int(link.name) > 2]
-        return {os.readlink(link): int(link.name) for link in fds}
-
-    ours, theirs = pipes("self"), pipes(worker)
-    [shared] = ours.keys() & theirs.keys()
-    others = {int(link.name) for link in Path(f"/proc/{worker}/fd").iterdir()} - {0, 1, 2, theirs[shared]}
-    assert theirs[shared] < min(others), "a device's files would be released after it"
-    return os.open(f"/proc/{worker}/fd/{theirs[shared]}", os.O_WRONLY | os.O_CLOEXEC)
+    """A copy of the descriptor whose end tells that the worker is gone."""
+    number = int(Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[-2])
+    pidfd = os.pidfd_open(worker)
+    libc = ctypes.CDLL(None, use_errno=True)
+    copy = int(libc.syscall(PIDFD_GETFD, pidfd, number, 0))
+    assert copy >= 0, os.strerror(ctypes.get_errno())
+    os.close(pidfd)
+    return copy
 
 
 def load_under_way(engine: Engine) -> int:

@@ -92,7 +92,7 @@ class _Reminder:
     def tick(self, error: Exception) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _REMIND_S
-            logger.info(
+            logger.warning(
                 "waiting for radix-server %s (start it with: radix-server --name %s --data-bytes <size>): %s",
                 self.name, self.name, error,
             )  # fmt: skip

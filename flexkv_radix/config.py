@@ -41,7 +41,7 @@ class ModelConfig:
     num_layers and num_kv_heads are the model's, over all ranks.  kv_dim is 1 for MLA (`use_mla`), whose
     KV every tensor-parallel rank holds whole.  Where one (layers, heads, head_size) does not describe
     the model, layer_groups does, per rank.  block_bytes > 0 overrides both: bytes of one opaque block,
-    all layers and ranks.
+    all layers and ranks.  Fields may be set one by one: what follows from them is worked out when asked.
     """
 
     num_layers: int = 1
@@ -67,7 +67,6 @@ class ModelConfig:
         if self.kv_dim not in (1, 2):
             raise ValueError(f"kv_dim: {self.kv_dim} is neither 1 nor 2")
         self.use_mla = self.kv_dim == 1
-        self.attn_tp_size = self.attn_tp_size or self.tp_size
         for name in (
             "num_layers",
             "num_kv_heads",
@@ -81,10 +80,24 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not positive")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if "block_bytes" not in self.__dict__:  # the last field: __init__ is not through
+            return
+        if name == "use_mla":
+            self.__dict__["kv_dim"] = 1 if value else 2
+        elif name == "kv_dim":
+            self.__dict__["use_mla"] = value == 1
+
+    @property
+    def num_head_ranks(self) -> int:
+        """Ranks that split the heads."""
+        return self.attn_tp_size or self.tp_size
+
     @property
     def num_ranks(self) -> int:
         """Ranks of one data-parallel group: each registers its KV tensors."""
-        return self.pp_size * self.attn_tp_size * self.attn_cp_size
+        return self.pp_size * self.num_head_ranks * self.attn_cp_size
 
     @property
     def tp_size_per_node(self) -> int:
@@ -104,12 +117,12 @@ class ModelConfig:
 
     def _whole_model(self) -> LayerGroupSpec:
         """All layers as one group, as one rank sees it (of all pipeline stages)."""
-        ranks = 1 if self.kv_dim == 1 else self.attn_tp_size
+        ranks = 1 if self.kv_dim == 1 else self.num_head_ranks
         heads = -(-self.num_kv_heads // ranks)  # fewer heads than ranks: each rank has a copy of one
         return LayerGroupSpec(self.num_layers, heads, self.head_size, self.kv_dim, dtype_itemsize(self.dtype))
 
     def _all_ranks(self, rank_bytes: int, kv_dim: int) -> int:
-        return rank_bytes if kv_dim == 1 else rank_bytes * self.attn_tp_size
+        return rank_bytes if kv_dim == 1 else rank_bytes * self.num_head_ranks
 
 
 @dataclass

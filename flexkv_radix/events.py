@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from radixshmem import RadixError
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_RETRY_S = 1.0
 _STOP_TIMEOUT_S = 5.0
 _MAX_BLOCKS = 1 << 20  # whose tokens are remembered; with 16 tokens a block that is about 200 MiB
 MEDIUM = "CPU"
@@ -80,13 +81,14 @@ class _Block:
 
 
 class EventTracker:
-    """Turns ring events into announcements.  Not thread-safe but for remember()."""
+    """Turns ring events into announcements.  Not thread-safe but for remember() and forget()."""
 
     def __init__(self, tokens_per_block: int, max_blocks: int = _MAX_BLOCKS) -> None:
         self._tokens_per_block = tokens_per_block
         self._max_blocks = max_blocks
         self._known: OrderedDict[int, _Block] = OrderedDict()
         self._live: dict[int, None] = {}  # announced, in order
+        self._must_clear = False  # before anything else is announced
         self._lock = threading.Lock()
 
     def remember(self, tokens: Tokens, hashes: Hashes) -> None:
@@ -100,23 +102,39 @@ class EventTracker:
     def translate(self, events: RingEvents) -> list[KVEvent]:
         """Announcements for ring events, neighbours joined."""
         with self._lock:
-            result: list[KVEvent] = []
+            result = self._cleared()
             for kind, block_hash in zip(events.kinds.tolist(), events.hashes.tolist(), strict=True):
                 self._apply(kind, block_hash, result)
             return result + self._forget_oldest()
 
-    def forget(self) -> list[KVEvent]:
-        """The engine's blocks are worth nothing any more, though they may still be in the tree."""
+    def forget(self) -> None:
+        """The engine's blocks are worth nothing any more, though they may still be in the tree.
+
+        What is announced next begins with AllBlocksCleared; blocks remembered from now on come after it.
+        """
         with self._lock:
             self._live.clear()
             self._known.clear()
-            return [AllBlocksCleared()]
+            self._must_clear = True
+
+    def withdrawals(self) -> list[KVEvent]:
+        """What has to be said without any news from the region."""
+        with self._lock:
+            return self._cleared()
+
+    def _cleared(self) -> list[KVEvent]:
+        events: list[KVEvent] = [AllBlocksCleared()] if self._must_clear else []
+        self._must_clear = False
+        return events
 
     def announce_again(self, present: Callable[[Hashes], int]) -> list[KVEvent]:
         """Clear, and announce what is in the tree of the blocks whose tokens are known."""
         found = self._present(present)  # without the lock, for put_match() must not wait for it
         with self._lock:
+            if self._must_clear:  # meanwhile: what was found is not wanted any more
+                found = []
             self._live.clear()
+            self._must_clear = False
             result: list[KVEvent] = [AllBlocksCleared()]
             for block in found:
                 self._store(block, result)
@@ -183,8 +201,9 @@ class EventPump:
         self._reader = reader
         self._collector = collector
         self._cursor = -1
+        self._is_lost = False  # something that was to be announced
+        self._wait_s = _POLL_S
         self._stop = threading.Event()
-        self._reset = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flexkv-events", daemon=True)
 
     def start(self) -> None:
@@ -197,12 +216,12 @@ class EventPump:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def clear(self) -> None:
-        """The engine was reset: announce that nothing announced so far counts."""
-        self._reset.set()
+        """The engine was reset: what was announced so far counts no more, what it stores from now on does."""
+        self._tracker.forget()
 
     def _run(self) -> None:
         while True:
-            is_last = self._stop.wait(_POLL_S)
+            is_last = self._stop.wait(self._wait_s)
             try:
                 self._pump()
             except RadixError as error:
@@ -211,17 +230,26 @@ class EventPump:
                 return
 
     def _pump(self) -> None:
-        events: Sequence[KVEvent] = []
         ring = self._reader.ring_events(self._cursor)
+        if ring is None:
+            events = self._tracker.withdrawals()
+        elif ring.overflow or self._is_lost:
+            self._tracker.translate(ring)
+            events = self._tracker.announce_again(self._reader.num_present)
+        else:
+            events = self._tracker.translate(ring)
         if ring is not None:
             self._cursor = ring.cursor
-            if ring.overflow:
-                self._tracker.translate(ring)
-                events = self._tracker.announce_again(self._reader.num_present)
-            else:
-                events = self._tracker.translate(ring)
-        if self._reset.is_set():
-            self._reset.clear()
-            events = [*events, *self._tracker.forget()]
         if events:
-            self._collector(list(events))
+            self._announce(events)
+
+    def _announce(self, events: list[KVEvent]) -> None:
+        """If the collector fails, it is told again, from the beginning, somewhat later."""
+        try:
+            self._collector(events)
+        except Exception:  # of the engine: whatever it is, later events must come
+            if not self._is_lost:
+                logger.exception("the event collector failed; it is told again until it does not")
+            self._is_lost, self._wait_s = True, _RETRY_S
+        else:
+            self._is_lost, self._wait_s = False, _POLL_S

@@ -40,7 +40,7 @@ def geometry_fingerprint(model_config: ModelConfig, cache_config: CacheConfig) -
         "shape": _shape(model),
         "groups": [repr(group) for group in model.layer_groups],
         "block_bytes": model.block_bytes,
-        "split": [model.pp_size, model.attn_tp_size, model.attn_cp_size],
+        "split": [model.pp_size, model.num_head_ranks, model.attn_cp_size],
         "swa": swa and [swa.sliding_window, swa.block_bytes, *_shape(swa)],
     }
     return _digest(parts)

@@ -87,6 +87,7 @@ class LayerEvents:
         If the worker was replaced, the new one is given the eventfds; while there is none, loads fail.
         """
         self._follow_worker()
+        self._read_failures()
         self._arrived[counter_id].clear()
         self._failed.discard(counter_id)
         for fd in self._fds[counter_id]:
@@ -126,12 +127,22 @@ class LayerEvents:
         poller.register(fd, select.POLLIN)
         poller.register(self._sock, select.POLLIN)
         ready = [ready_fd for ready_fd, _ in poller.poll(max(0.0, timeout_s) * 1000)]
-        if self._sock.fileno() in ready and fd not in ready:
-            data = self._sock.recv(64)
-            if not data:
-                raise TransferDied("the transfer worker is gone")
-            self._failed.update(data)
+        if self._sock.fileno() in ready and fd not in ready and not self._read_failures():
+            raise TransferDied("the transfer worker is gone")
         return bool(ready)
+
+    def _read_failures(self) -> bool:
+        """Take in which loads the worker says have failed; False: it is gone."""
+        if self._sock is None:
+            return False
+        try:
+            while wait_readable(self._sock):
+                if not (data := self._sock.recv(64)):
+                    return False
+                self._failed.update(data)
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         for fds in self._fds:

@@ -67,7 +67,7 @@ class FlexKVConfig:
             tp_rank=tp_rank,
             pp_rank=pp_rank,
             dp_rank=dp_rank,
-            attn_tp_rank=tp_rank % model.attn_tp_size,
+            attn_tp_rank=tp_rank % model.num_head_ranks,
             attn_cp_rank=attn_cp_rank,
             node_rank=int(server_args.node_rank),
             local_rank=global_rank % ranks_per_node,

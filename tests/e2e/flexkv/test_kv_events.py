@@ -110,6 +110,44 @@ def test_reset_clears(node: Node, tmp_path: Path) -> None:
         eventually(lambda: not router.tokens, "the node's reset")
 
 
+def test_a_prompt_stored_right_after_a_reset_is_announced(node: Node, tmp_path: Path) -> None:
+    router = Router()
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES, kvevent_ring_capacity=1024)
+    with small_engine(name, tmp_path, event_collector=router).wait_ready() as engine:
+        for _ in range(10):
+            engine.put(PROMPT, HERE)
+            engine.manager.reset()
+        engine.put(PROMPT, THERE)
+        last = tokens_of(BLOCK, 5)
+        engine.put(last, HERE[:1])
+        eventually(lambda: tokens_of_all(router, [last.tolist()]), "the prompt behind the last reset")
+        assert len(router.tokens) == 6
+
+
+def tokens_of_all(router: Router, blocks: list[list[int]]) -> bool:
+    return all(block in router.tokens.values() for block in blocks)
+
+
+def test_a_collector_that_fails_is_told_again(node: Node, tmp_path: Path, caplog) -> None:
+    router, num_failures = Router(), 0
+
+    def fails_twice(events: list[object]) -> None:
+        nonlocal num_failures
+        if num_failures < 2:
+            num_failures += 1
+            raise OSError("the router is away")
+        router(events)
+
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES, kvevent_ring_capacity=1024)
+    with small_engine(name, tmp_path, event_collector=fails_twice).wait_ready() as engine:
+        engine.put(PROMPT, HERE)
+        eventually(lambda: len(router.tokens) == 5, "the prompt that was missed")
+        engine.put(tokens_of(BLOCK, 5), THERE[:1])
+        eventually(lambda: len(router.tokens) == 6, "a later prompt")
+    assert num_failures == 2
+    assert caplog.text.count("event collector failed") == 1
+
+
 def test_a_ring_that_was_overrun_is_announced_again(node: Node, tmp_path: Path) -> None:
     router = Router()
     name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES, kvevent_ring_capacity=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -10,6 +11,7 @@ import socket
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -265,3 +267,35 @@ def test_layers_of_the_window_follow_the_others(node: Node, tmp_path: Path, swa_
         engine.expect(get, KVResponseStatus.SUCCESS)
         assert not any(select.select(fds, [], [], 0)[0] for fds in events._fds), "signalled twice"
         events.close()
+
+
+def test_a_failed_load_does_not_fail_the_next(node: Node, tmp_path: Path) -> None:
+    """Also if nobody waited for the failed one, so that its failure is still unread."""
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES)
+    with small_engine(name, tmp_path, environ=environ(tmp_path)).wait_ready() as engine:
+        events = LayerEvents(2)
+        events.connect(str(tmp_path / "eventfds"), 0, 1, timeout_s=20)
+        engine.put(PROMPT, HERE)
+        task_id, _ = engine.manager.get_match(PROMPT)
+        engine.manager.launch([task_id], [engine.slots([20, 1, 2, 29, 64])], layerwise_transfer=True)
+        engine.expect(task_id, KVResponseStatus.FAILED)
+        events.reset(0)
+        with stopped(engine.manager._backend._driver.worker.pid):
+            task_id, _ = engine.manager.get_match(PROMPT)
+            engine.manager.launch([task_id], [engine.slots(THERE)], layerwise_transfer=True)
+            with pytest.raises(TimeoutError):  # not LayerLoadFailed
+                events.wait(0, 0, timeout_s=0.05)
+        for layer in range(2):
+            events.wait(0, layer, timeout_s=20)
+        engine.expect(task_id, KVResponseStatus.SUCCESS)
+        assert engine.wrong_blocks(PROMPT, THERE) == []
+        events.close()
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

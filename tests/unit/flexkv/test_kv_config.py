@@ -23,6 +23,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     warn_once.cache_clear()
 
 
+def test_fields_may_be_set_one_by_one() -> None:
+    model = ModelConfig()
+    model.num_layers, model.num_kv_heads, model.head_size = 36, 8, 128
+    model.tp_size, model.dtype = 4, "float16"
+    assert (model.num_ranks, model.full_slot_bytes(16)) == (4, 2359296)
+    model.use_mla = True
+    assert (model.kv_dim, model.full_slot_bytes(16)) == (1, 36 * 8 * 128 * 2 * 16)
+    model.kv_dim = 2
+    assert not model.use_mla
+
+
 @pytest.mark.parametrize(
     ("model", "num_bytes"),
     [

@@ -48,8 +48,19 @@ def test_cleared() -> None:
 def test_forget() -> None:
     one = tracker()
     one.translate(ring((1, 11)))
-    assert one.forget() == [AllBlocksCleared()]
+    one.forget()
+    assert one.withdrawals() == [AllBlocksCleared()]
+    assert one.withdrawals() == []
     assert one.translate(ring((-1, 11), (1, 11))) == []
+
+
+def test_what_is_remembered_after_a_forget_comes_behind_it() -> None:
+    one = tracker()
+    one.translate(ring((1, 11)))
+    one.forget()
+    one.remember(TOKENS, PATH + np.uint64(20))
+    events = one.translate(ring((1, 12), (1, 31)))
+    assert events == [AllBlocksCleared(), BlockStored([31], (1 << 63) + 20, [2, 3], T)]
 
 
 def test_after_an_overrun_what_is_there_is_announced_again() -> None:

@@ -43,6 +43,8 @@ from sglang_node import (
 
 from radixshmem import ComponentType, RadixClient
 
+OTHER_ROPE = '{"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}'
+
 latest_alone = pytest.mark.parametrize("node", [SGLANG_23], indirect=True)
 
 
@@ -215,19 +217,22 @@ def test_a_dead_transfer_worker_costs_hits_alone(
 def test_engines_of_another_geometry_are_refused_and_serve_without(
     node: Node, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
 ) -> None:
-    """One warning tells both sides, and nothing is shared: a vLLM, and an SGLang with other pages."""
+    """One warning tells both sides, and nothing is shared: a vLLM, and SGLangs with other pages or
+    another rotary embedding."""
     transfer = {"kv_connector": "RadixShmemConnector", "kv_role": "kv_both"}
     others = [
         make_engine(VLLM, node.server, kv_transfer_config=transfer),
         start(make_engine, node.version, node.server, OURS_LAYERWISE, page_size=64),
         start(make_engine, node.version, node.server, HOOK_LAYERWISE, page_size=64),
+        start(make_engine, node.version, node.server, OURS, json_model_override_args=OTHER_ROPE),
     ]
+    refusals = ("fingerprint", "block_size=64", "block_size=64", "fingerprint")
     asked = prompts(30, 300)
     store(client, node.engines[OURS], *asked)
     before = num_inserted(client)
-    for other, named in zip(others, ("fingerprint", "block_size=64", "block_size=64"), strict=True):
+    for other, named in zip(others, refusals, strict=True):
         outputs = other.generate(*asked)
-        assert tokens_of(outputs) == node.expected(*asked)
+        assert (tokens_of(outputs) == node.expected(*asked)) == (other is not others[-1])
         assert cached_of(outputs) == [0]
         (warning,) = [line for line in other.log.read_text().splitlines() if "without the KV cache" in line]
         assert "running without the KV cache" in warning

@@ -164,6 +164,27 @@ def test_outputs_depend_on_what_is_loaded(
     assert output["tokens"] != pair.expected(prompt)[0]
 
 
+def test_an_engine_with_other_rotary_embeddings_does_not_share(
+    pair: Pair, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
+) -> None:
+    """Equal weights and sizes, but other KV: it is refused, and serves without."""
+    asked = prompts(24, 300)
+    store(pair, client, pair.first, *asked)
+    other = make_engine(
+        VLLM,
+        pair.server,
+        kv_transfer_config=OURS,
+        hf_overrides={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    )
+    (output,) = other.generate(*asked)
+    assert [output["tokens"]] != pair.expected(*asked)
+    assert output["num_cached"] == 0
+    (warning,) = [line for line in other.log.read_text().splitlines() if "without the KV cache" in line]
+    assert "fingerprint" in warning
+    other.close()
+    assert whole_blocks(asked[0]) == pair.second.generate(*asked)[0]["num_cached"]
+
+
 def test_requests_survive_the_death_of_the_server(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
     """Both engines are busy when it is killed; hits go on without it, and when it is back."""
     asked = prompts(7, *[400] * 6)

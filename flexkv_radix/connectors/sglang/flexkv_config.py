@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from flexkv_radix.config import CacheConfig, ModelConfig, RankInfo, dtype_name
+from flexkv_radix.connectors.model_options import digest_of, length_of, named
 from flexkv_radix.fingerprint import model_identity
 from flexkv_radix.settings import FlexKVSettings, load_settings
 from flexkv_radix.start import gpu_register_port_of
@@ -139,10 +142,26 @@ def _identity(model: Any, server_args: Any, *, full: bool) -> str:
             quantization=str(model.quantization or ""),
             dtype=model.dtype,
             engine="sglang",  # no version: the pools' format is FlexKV's, not opaque
+            hf_config=digest_of(getattr(model, "hf_config", None)),
+            options=digest_of(_options(model, server_args)),
         )
     except (OSError, ValueError) as error:
         logger.warning("the weights of %s cannot be told from others', which is unsafe: %s", path, error)
         return ""
+
+
+def _options(model: Any, server_args: Any) -> dict[str, Any]:
+    """What the engine's options make of a prompt's KV, beyond the model's configuration."""
+    scales = getattr(server_args, "quantization_param_path", None)
+    overrides = getattr(server_args, "json_model_override_args", None)
+    length = length_of(getattr(model, "hf_config", None), getattr(model, "context_len", None))
+    return {
+        "longest_request": length,
+        "has_dummy_weights": str(getattr(server_args, "load_format", "")) == "dummy",
+        "overrides": json.loads(overrides) if overrides else {},
+        "kv_scales": hashlib.sha256(Path(scales).read_bytes()).hexdigest() if scales else "",
+        "model": named(server_args, "torchao_config", "rl_quant_profile", "mm_process_config"),
+    }
 
 
 def _hub_dir(model: Any, server_args: Any) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from flexkv_radix.config import CacheConfig, ModelConfig, dtype_itemsize, dtype_name
+from flexkv_radix.connectors.model_options import digest_of, length_of, named
 from flexkv_radix.fingerprint import model_identity
 from flexkv_radix.settings import load_settings
 
@@ -117,12 +118,33 @@ def identity_of(vllm_config: Any, engine_version: str) -> str:
             dtype=model.dtype,
             engine=f"vllm-{engine_version}",
             attention_backend=_block_format(vllm_config),
+            hf_config=digest_of(model.hf_config),
+            options=digest_of(_options(vllm_config)),
         )
     except (OSError, ValueError) as error:
         logger.warning(
             "the weights of %s cannot be told from others', which is unsafe: %s", model.model, error
         )
         return ""
+
+
+def _options(vllm_config: Any) -> dict[str, Any]:
+    """What the engine's options make of a prompt's KV, beyond the model's configuration."""
+    model = vllm_config.model_config
+    return {
+        "longest_request": length_of(model.hf_config, getattr(model, "max_model_len", None)),
+        "has_dummy_weights": str(getattr(vllm_config.load_config, "load_format", "")) == "dummy",
+        "model": named(model, "disable_sliding_window", "quantization_config", "model_class_overrides"),
+        "media": named(
+            getattr(model, "multimodal_config", None),
+            "mm_processor_kwargs", "video_pruning_rate", "video_pruning_method", "mm_encoder_attn_dtype",
+        ),
+        "cache": named(vllm_config.cache_config, "sliding_window", "kv_cache_dtype_skip_layers"),
+        "attention": named(
+            getattr(vllm_config, "attention_config", None),
+            "backend_per_kind", "indexer_kv_dtype", "use_non_causal", "hisparse_config",
+        ),
+    }  # fmt: skip
 
 
 def _weights_dir(model: Any, load_config: Any) -> Path:

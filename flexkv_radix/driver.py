@@ -146,8 +146,10 @@ class Driver:
             self._submitted[op.op_id] = _Submitted(entry, op, now_ns)
         return ops
 
-    def submit(self, worker: TransferHandle | None, ops: list[TransferOp], entries: Iterable[Entry]) -> None:
+    def submit(self, worker: TransferHandle | None, ops: list[TransferOp], entries: Iterable[Entry]) -> str:
         """Hand registered ops of entries to `worker` as it was then; if that died, the tasks are FAILED.
+
+        Returns why, or "" when the ops were handed over.
 
         Never to another one: whoever lost that worker has ended the tasks and may have given their slots
         away.
@@ -162,10 +164,11 @@ class Driver:
                     self._submitted.pop(op.op_id, None)
                 for entry in entries:
                     self.fail(entry, str(error))
-            return
+            return str(error)
         with self._table.lock:
             for entry in entries:
                 entry.task.submitted()
+        return ""
 
     def add_job(self, entry: Entry) -> None:
         """Await the pull job of a running task."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexkv_radix.lifecycle import TaskKind, TaskState
+from flexkv_radix.lifecycle import Task, TaskKind, TaskState
 from flexkv_radix.planner import BlockIds
 from flexkv_radix.table import Entry
 from flexkv_radix.tier import CacheEngineRadixShmem
@@ -42,6 +42,17 @@ def check_launch(entry: Entry, launch: Launch, window_blocks: int) -> None:
         _check_put_window(entry, launch, window_blocks)
     else:
         _check_get_window(entry, launch)
+
+
+def check_layerwise(task: Task) -> None:
+    """Raise ValueError unless each layer of the load will be signalled, or who waits told of a failure."""
+    if task.kind is not TaskKind.GET:
+        raise ValueError(f"layerwise_transfer: task {task.task_id} is no GET; launch it apart")
+    if task.state in (TaskState.FAILED, TaskState.CANCELLED):
+        why = f"{task.state.name}: {task.error}" if task.error else task.state.name
+        raise ValueError(
+            f"layerwise_transfer: no layer of task {task.task_id} will be signalled, it is {why}"
+        )
 
 
 def _check_get_window(entry: Entry, launch: Launch) -> None:

@@ -17,7 +17,7 @@ group of layers; the groups follow each other in the share.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -61,7 +61,8 @@ class BlockLayout(Protocol):
 class KVCacheLayout:
     """Shape of one rank's KV tensors, in elements.
 
-    kv_dim: 2 for separate K and V, 1 where they are one (MLA); `is_mla=True` is another way to say 1.
+    kv_dim: 2 for separate K and V, 1 where they are one (MLA); `is_mla=True` is another way to say 1, and
+    reads True whenever kv_dim is 1.
     replicated: all ranks of a tensor-parallel group hold the same bytes; by default so iff kv_dim is 1.
     """
 
@@ -72,14 +73,15 @@ class KVCacheLayout:
     num_head: int
     head_size: int
     kv_dim: int = 2
-    is_mla: InitVar[bool] = False
+    is_mla: bool = False
     replicated: bool | None = None
 
-    def __post_init__(self, is_mla: bool) -> None:
-        if is_mla:
+    def __post_init__(self) -> None:
+        if self.is_mla:
             self.kv_dim = 1
         if self.kv_dim not in (1, 2):
             raise ValueError(f"kv_dim: {self.kv_dim} is neither 1 nor 2")
+        self.is_mla = self.kv_dim == 1
         for name in ("num_layer", "num_block", "tokens_per_block", "num_head", "head_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not positive")

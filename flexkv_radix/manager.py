@@ -6,6 +6,7 @@ It is the same object whether the tasks run in this process or in the node's KVS
 from __future__ import annotations
 
 import logging
+import operator
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from flexkv_radix.backend import Backend
 from flexkv_radix.config import CacheConfig, ModelConfig
 from flexkv_radix.events import EventCollector, EventPump, EventTracker
-from flexkv_radix.hashing import Namespace, hash_tokens
+from flexkv_radix.hashing import Namespace, hash_tokens, names_within
 from flexkv_radix.launching import Launch
 from flexkv_radix.planner import Blocks
 from flexkv_radix.responses import KVResponse
@@ -26,6 +27,8 @@ from flexkv_radix.table import Answer
 from flexkv_radix.tokens import Mask, Tokens, as_mask, as_tokens, gpu_blocks_of, token_mask_of, wanted_blocks
 
 logger = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 1e6  # for ever; more than that is too much for some of the clocks below
 
 
 class KVManager:
@@ -54,7 +57,8 @@ class KVManager:
         self._cache_config = cache_config
         self._block = cache_config.tokens_per_block
         self._backend: Backend = make_backend(settings, spec, recv_port)
-        self._weights: tuple[str, ...] = ()
+        self._weights = ""
+        self._is_started = False
         self._region = ""  # whose counts cache_config has
         self._tracker = EventTracker(self._block) if event_collector else None
         self._pump: EventPump | None = None
@@ -64,7 +68,13 @@ class KVManager:
     # -- life
 
     def start(self) -> None:
-        """Attach to the radix-server and wait for KV tensors behind the caller's back; returns at once."""
+        """Attach to the radix-server and wait for KV tensors behind the caller's back; returns at once.
+
+        A second call does nothing.
+        """
+        if self._is_started:
+            return
+        self._is_started = True
         self._backend.start()
         if self._pump is not None:
             self._pump.start()
@@ -97,9 +107,12 @@ class KVManager:
         """The engine has new weights: nothing stored so far may be found by it again.
 
         All its tasks are cancelled.  Engines that give the same version share again.  What other
-        engines stored stays theirs (RadixClient.reset() clears the node).
+        engines stored stays theirs (RadixClient.reset() clears the node).  ValueError for a version with
+        a NUL.
         """
-        self._weights = (f"weights={weights or uuid.uuid4().hex}",)
+        if "\x00" in weights:
+            raise ValueError(f"weights: {weights!r} contains a NUL")
+        self._weights = weights or uuid.uuid4().hex
         self._backend.cancel_all()
         if self._pump is not None:
             self._pump.clear()
@@ -122,7 +135,7 @@ class KVManager:
         swa_slot_mappings, for the last window's worth of the tokens loaded.
         """
         tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
-        task_id, blocks = self._backend.get_match(hashes, len(tokens), wanted, swa=swa_aware)
+        task_id, blocks = self._backend.get_match(hashes, len(tokens), wanted, swa=bool(swa_aware))
         self._adopt()
         return task_id, token_mask_of(blocks, self._block, len(tokens))
 
@@ -141,22 +154,21 @@ class KVManager:
         tokens, hashes, wanted = self._blocks_of(token_ids, token_mask, namespace)
         if self._tracker is not None:
             self._tracker.remember(tokens, hashes)
-        task_id, blocks = self._backend.put_match(hashes, len(tokens), wanted, swa=swa_aware)
+        task_id, blocks = self._backend.put_match(hashes, len(tokens), wanted, swa=bool(swa_aware))
         self._adopt()
         return task_id, token_mask_of(blocks, self._block, len(tokens))
 
     def prefetch_async(self, token_ids: Any, namespace: Namespace = None, swa_aware: bool = False) -> int:
         """Bring blocks of other nodes here; the response's mask says what is here then."""
         tokens, hashes, _ = self._blocks_of(token_ids, None, namespace)
-        return self._backend.prefetch(hashes, len(tokens), swa=swa_aware)
+        return self._backend.prefetch(hashes, len(tokens), swa=bool(swa_aware))
 
     def _blocks_of(
         self, token_ids: Any, token_mask: Any, namespace: Namespace
     ) -> tuple[Tokens, Hashes, Blocks]:
         tokens = as_tokens("token_ids", token_ids)
         mask = as_mask(token_mask, len(tokens))
-        names = (*self._weights, *namespace) if namespace else self._weights
-        hashes = hash_tokens(tokens, self._block, names)
+        hashes = hash_tokens(tokens, self._block, names_within(self._weights, namespace))
         return tokens, hashes, wanted_blocks(mask, self._block, len(hashes))
 
     # -- moving
@@ -173,15 +185,19 @@ class KVManager:
         """Start the transfers of matched tasks.
 
         slot_mappings: for each task a GPU slot for each token of its mask, in order; whole blocks.
-        swa_slot_mappings: for each task None, or slots for the last blocks of its window.  as_batch:
-        several tasks of one kind become a new one.  layerwise_transfer: loads signal the eventfds of
-        counter_id layer by layer.  Returns the ids to wait for.  ValueError, and no task is changed, if
-        something does not fit.
+        swa_slot_mappings: for each task None, or slots for the last blocks of its window.  A single id may
+        come with its mappings themselves.  as_batch: several tasks of one kind become a new one.
+        layerwise_transfer: loads signal the eventfds of counter_id layer by layer; what has nothing to load
+        signals none.  Returns the ids to wait for.
+
+        ValueError, and no task is changed, if something does not fit.  ValueError also for a layerwise
+        load that has failed already, whose layers nobody would signal: do not wait for them.
         """
-        ids, mappings = _listed(task_ids), slot_mappings
-        if isinstance(task_ids, (int, np.integer)) and not isinstance(slot_mappings, (list, tuple)):
-            mappings = [slot_mappings]
-        swa_mappings = swa_slot_mappings if swa_slot_mappings is not None else [None] * len(ids)
+        ids, mappings, swa_mappings = _listed(task_ids), slot_mappings, swa_slot_mappings
+        if isinstance(task_ids, (int, np.integer)):
+            mappings, swa_mappings = _of_one(mappings), _of_one(swa_mappings)
+        elif swa_mappings is None:
+            swa_mappings = [None] * len(ids)
         if not len(ids) == len(mappings) == len(swa_mappings):
             raise ValueError(
                 f"slot_mappings: {len(mappings)} and swa_slot_mappings: {len(swa_mappings)} given "
@@ -196,7 +212,10 @@ class KVManager:
             for task_id, full, swa in zip(ids, mappings, swa_mappings, strict=True)
         ]
         return self._backend.launch(
-            launches, as_batch=as_batch, layerwise=layerwise_transfer, counter_id=counter_id
+            launches,
+            as_batch=bool(as_batch),
+            layerwise=bool(layerwise_transfer),
+            counter_id=operator.index(counter_id),
         )
 
     def get_async(
@@ -240,7 +259,8 @@ class KVManager:
 
         completely changes nothing: a task is over when all of it is.
         """
-        return self._responses(self._backend.wait(_listed(task_ids), timeout))
+        timeout_s = min(max(float(timeout), 0.0), _MAX_WAIT_S)
+        return self._responses(self._backend.wait(_listed(task_ids), timeout_s))
 
     def cancel(self, task_ids: int | Sequence[int]) -> None:
         """Give tasks up.  One whose transfer runs answers when that is over."""
@@ -254,6 +274,14 @@ class KVManager:
         if not masks:  # unknown, still running, or lost with who knew its tokens
             return KVResponse(answer.status, task_id, error=answer.error)
         return KVResponse(answer.status, task_id, masks[0] if len(masks) == 1 else masks, answer.error)
+
+
+def _of_one(mappings: Any) -> Any:
+    """The mappings of a single task as a list; they may be one already."""
+    if isinstance(mappings, (list, tuple)) and len(mappings) == 1:
+        is_slot = isinstance(mappings[0], (int, np.integer))
+        return [mappings] if is_slot else mappings
+    return [mappings]
 
 
 def _listed(task_ids: int | Sequence[int]) -> list[int]:

@@ -36,7 +36,11 @@ def match_get(tier: CacheEngineRadixShmem, hashes: Hashes, wanted: Blocks, *, sw
     """Find and pin what a load can have of the wanted blocks.  RadixError passes through."""
     match = tier.match(hashes, swa=swa and tier.swa_window_blocks > 0)
     hit = match.common_hit
-    plan = plan_get(wanted, hit, match.slots, match.swa_start, match.swa_slots)
+    try:
+        plan = plan_get(wanted, hit, match.slots, match.swa_start, match.swa_slots)
+    except BaseException:
+        match.release()
+        raise
     if not plan.transfers:
         match.release()
         return Matched(Hold(), NO_BLOCKS, (), hit)
@@ -55,11 +59,11 @@ def match_put(tier: CacheEngineRadixShmem, hashes: Hashes, wanted: Blocks, *, sw
         result.hit = match.full_hit
         plan = plan_put(wanted, len(hashes), match.full_hit)
         slots = tier.take(len(plan.blocks))
+        result.hold.staged.append(tier.stage(hashes, result.hit, slots))
         result.num_taken, result.num_missing = len(slots), len(plan.blocks) - len(slots)
         result.blocks = plan.with_slots(len(slots)).blocks
         result.needs_launch = len(slots) > 0 or (swa and _lacks_window(tier, hashes, match.full_hit))
         if result.needs_launch:
-            result.hold.staged.append(tier.stage(hashes, result.hit, slots))
             result.transfers = (Transfer(OpKind.D2H, ComponentType.FULL, slots),)
         else:
             result.hold.give_back()
@@ -78,9 +82,27 @@ def _lacks_window(tier: CacheEngineRadixShmem, hashes: Hashes, full_hit: int) ->
     return match.common_hit < full_hit
 
 
-def window_transfer(tier: CacheEngineRadixShmem, hold: Hold, num_blocks: int) -> Transfer:
-    """Stage slots for the last num_blocks blocks of a put's window; an empty transfer if there are none."""
-    slots = tier.take(num_blocks, ComponentType.SWA)
-    if len(slots):
-        hold.staged[0].add_swa(slots)
-    return Transfer(OpKind.D2H, ComponentType.SWA, slots)
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What has to move for a put's window.  num_missing: blocks of it that no slot could be had for."""
+
+    transfer: Transfer
+    num_missing: int
+
+
+def window_transfer(tier: CacheEngineRadixShmem, hold: Hold, num_blocks: int) -> Window:
+    """Stage slots for the last num_blocks blocks of a put's window.
+
+    All or none.  With none the put still stores its other blocks, which are good, but it will not succeed.
+    """
+    slots, staged = tier.take(num_blocks, ComponentType.SWA), hold.staged[0]
+    num_missing = num_blocks - len(slots)
+    if num_missing:
+        staged.shortfall = no_slot(f"the {num_missing} blocks of the window")
+    staged.add_swa(slots)
+    return Window(Transfer(OpKind.D2H, ComponentType.SWA, slots), num_missing)
+
+
+def no_slot(what: str) -> str:
+    """The error of a put for what of which nothing could be staged."""
+    return f"no slot for {what}: all are pinned or staged, or the index is locked by another client"

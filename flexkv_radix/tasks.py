@@ -17,9 +17,9 @@ from flexkv_radix.attach import adopt_radix_server
 from flexkv_radix.config import CacheConfig
 from flexkv_radix.driver import Driver
 from flexkv_radix.hold import Hold
-from flexkv_radix.launching import Launch, check_launch, num_window_blocks, window_tail
+from flexkv_radix.launching import Launch, check_launch, check_layerwise, num_window_blocks, window_tail
 from flexkv_radix.lifecycle import Member, Task, TaskKind, TaskState
-from flexkv_radix.matching import Matched, match_get, match_put, window_transfer
+from flexkv_radix.matching import Matched, match_get, match_put, no_slot, window_transfer
 from flexkv_radix.metrics import Metrics, MetricsEndpoint, NodeCounts
 from flexkv_radix.planner import BlockIds, Blocks, Transfer, bind, merge, signal_all
 from flexkv_radix.ring import Hashes, RingEvents
@@ -144,7 +144,7 @@ class KVTaskEngine:
                 error = str(radix_error)
                 self._match_failed(radix_error)
         if matched.num_missing and not matched.needs_launch:
-            error = f"no slot for any of {matched.num_missing} blocks: everything is pinned or staged"
+            error = no_slot(f"any of {matched.num_missing} blocks")
         with self._table.lock:
             self.metrics.allocated_blocks += matched.num_taken
             self.metrics.no_space_blocks += matched.num_missing
@@ -202,7 +202,9 @@ class KVTaskEngine:
         """Start the transfers of matched tasks; with as_batch several become one new task.
 
         Returns the ids to wait for.  ValueError, and nothing changed, for an unknown task, one launched
-        before, lengths that do not fit, a batch of GETs and PUTs, or a layerwise PUT.
+        before, lengths that do not fit, a batch of GETs and PUTs, or a layerwise PUT.  ValueError also
+        for a layerwise GET that ended without success, or ends now because its transfers cannot be handed
+        over: no layer would be signalled, so its forward must not start.
         """
         with self._table.lock:
             entries = self._launchable(launches, as_batch=as_batch, layerwise=layerwise)
@@ -218,8 +220,8 @@ class KVTaskEngine:
             ops: list[TransferOp] = []
             for entry, pairs in zip(entries, bound, strict=True):
                 ops += self._driver.register(entry, pairs, layerwise=layerwise, counter_id=counter_id)
-        if ops:
-            self._driver.submit(worker, ops, entries)
+        if ops and (error := self._driver.submit(worker, ops, entries)) and layerwise:
+            raise ValueError(f"layerwise_transfer: no layer will be signalled: {error}")
         return [entry.task.task_id for entry in entries]
 
     def _launchable(self, launches: Sequence[Launch], *, as_batch: bool, layerwise: bool) -> list[Entry]:
@@ -231,8 +233,8 @@ class KVTaskEngine:
                 raise ValueError(f"task_ids: task {launch.task_id} is not known, or was answered before")
             self._driver.drop_if_stale(entry)
             check_launch(entry, launch, entry.tier.swa_window_blocks if entry.tier else 0)
-            if layerwise and entry.task.kind is not TaskKind.GET:
-                raise ValueError(f"layerwise_transfer: task {launch.task_id} is no GET; launch it apart")
+            if layerwise:
+                check_layerwise(entry.task)
             entries.append(entry)
         if len({entry.task.task_id for entry in entries}) < len(entries):
             raise ValueError(f"task_ids: a task is named twice: {[launch.task_id for launch in launches]}")
@@ -248,9 +250,14 @@ class KVTaskEngine:
         transfers = list(task.transfers)
         if task.kind is TaskKind.PUT and launch.swa_blocks is not None:
             try:
-                transfers.append(window_transfer(tier, entry.hold, num_window_blocks(launch, tier)))
+                window = window_transfer(tier, entry.hold, num_window_blocks(launch, tier))
             except RadixError as error:
                 self._driver.fail(entry, str(error))
+                return []
+            self.metrics.no_space_blocks += window.num_missing
+            transfers.append(window.transfer)
+            if window.num_missing and not any(len(transfer.slots) for transfer in transfers):
+                self._driver.fail(entry, entry.hold.staged[0].shortfall)
                 return []
         given = [launch.gpu_blocks, *(window_tail(launch, len(t.slots)) for t in transfers[1:])]
         return bind(transfers, given)

@@ -24,6 +24,7 @@ from radixshmem import (
     Event,
     EventKind,
     InsertError,
+    QueryStatus,
     RadixClient,
     RadixError,
 )
@@ -74,6 +75,8 @@ class StagedRadixInsert:
     """Slots taken for blocks whose bytes are on their way.
 
     Ends by exactly one publish() or abort(); another one raises RuntimeError.
+
+    shortfall: why less is staged than there should be; publish() tells it unless there is worse to tell.
     """
 
     def __init__(self, tier: CacheEngineRadixShmem, hashes: Hashes, start: int, slots: Slots) -> None:
@@ -83,6 +86,7 @@ class StagedRadixInsert:
         self._start = start
         self._slots = slots
         self._swa_slots = NO_SLOTS
+        self.shortfall = ""
         self._open = True
         self._guard = threading.Lock()
 
@@ -108,7 +112,7 @@ class StagedRadixInsert:
             else:
                 error = tier.insert(self._hashes, self._swa_slots, component=ComponentType.SWA).error
                 published = replace(published, error=error)
-        return published
+        return replace(published, error=published.error or self.shortfall)
 
     def abort(self) -> None:
         """Give all slots back; nothing becomes matchable."""
@@ -143,9 +147,14 @@ class CacheEngineRadixShmem:
         self._ring_start = client.index.event_head() if client.kvevent_enabled else 0
 
     def match(self, hashes: Hashes, *, swa: bool = False) -> ShmRadixMatch:
-        """Longest published prefix, pinned; with swa, the longest whose window is there too."""
+        """Longest published prefix, pinned; with swa, the longest whose window is there too.
+
+        RadixError if nothing can be pinned, whatever is there.
+        """
         mask = COMPONENT_MASK_FULL | COMPONENT_MASK_SWA if swa else COMPONENT_MASK_FULL
         found = self.client.query(hashes, mask=mask, lock=True)
+        if found.status:  # not OK
+            raise RadixError(_WHY_NO_MATCH[QueryStatus(found.status)])
         slots = found.common_slots()
         if not swa:
             return ShmRadixMatch(found.full_hit, found.common_hit, slots, 0, NO_SLOTS, found.finalize)
@@ -217,6 +226,11 @@ def _concerns(event: Event, me: tuple[int, int]) -> bool:
 
 
 _KINDS = {EventKind.STORED: 1, EventKind.REMOVED: -1, EventKind.CLEARED: 0}
+
+_WHY_NO_MATCH = {
+    QueryStatus.BUSY: "the index is locked by another client",
+    QueryStatus.PIN_LIMIT: "this engine holds as many pins as a client may have",
+}
 
 _WHY = {
     InsertError.FULL_PATH_MISSING: "the blocks of the window are not in the tree",

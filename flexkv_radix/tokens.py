@@ -40,11 +40,11 @@ def as_mask(token_mask: Any, num_tokens: int) -> Mask | None:
     if token_mask is None:
         return None
     mask = _as_array(token_mask)
-    if mask.dtype != np.bool_:
+    if mask.dtype != np.bool_ and mask.size:  # an empty list has no type
         raise TypeError(f"token_mask: bool expected, not {mask.dtype}")
     if mask.shape != (num_tokens,):
         raise ValueError(f"token_mask: shape {mask.shape} does not fit {num_tokens} tokens")
-    return mask
+    return mask.astype(np.bool_, copy=False)
 
 
 def _as_array(values: Any) -> npt.NDArray[Any]:

@@ -180,6 +180,8 @@ class KVDPClient:
         """As of KVTaskEngine.  Tasks of a server that died are over; a batch with one of them is FAILED."""
         self._misses.check(launches)
         server = self._usable()
+        if layerwise:
+            _check_layerwise(server, launches)
         if as_batch and len(launches) > 1:
             return [self._launch_batch(server, launches, layerwise, counter_id)]
         known = [launch for launch in launches if _is_of(server, launch.task_id)]
@@ -382,6 +384,15 @@ def _outer(server: Server, task_id: int) -> int:
 def _packed(launch: Launch) -> m.LaunchMessage:
     """launch with the task's number at the server."""
     return m.pack_launch(replace(launch, task_id=launch.task_id % _GENERATION))
+
+
+def _check_layerwise(server: Server | None, launches: Sequence[Launch]) -> None:
+    """ValueError for a load of a server that died: no layer of it would be signalled."""
+    for launch in launches:
+        if not is_miss(launch.task_id) and not _is_of(server, launch.task_id):
+            raise ValueError(
+                f"layerwise_transfer: no layer of task {launch.task_id} will be signalled, its server is gone"
+            )
 
 
 def _is_of(server: Server | None, task_id: int) -> bool:

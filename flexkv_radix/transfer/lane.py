@@ -30,13 +30,11 @@ class Equipment:
 
     placement: Placement
     mover: Mover
-    signals: LayerSignals
 
 
 @dataclass(frozen=True)
 class _Running:
     op: TransferOp
-    equipment: Equipment
     pending: Pending
     num_bytes: int
     started_ns: int
@@ -49,8 +47,9 @@ _Item: TypeAlias = "tuple[TransferOp, Equipment | str] | threading.Event | None"
 class Lane:
     """Runs ops one after the other and reports every one exactly once."""
 
-    def __init__(self, kind: OpKind, report: Callable[[OpResult], None]) -> None:
+    def __init__(self, kind: OpKind, report: Callable[[OpResult], None], signals: LayerSignals) -> None:
         self._report = report
+        self._signals = signals
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._running: deque[_Running] = deque()
         self._is_stopping = False
@@ -96,17 +95,17 @@ class Lane:
         if self._is_stopping:
             equipment = "the engine stops"
         if isinstance(equipment, str):
-            self._report(OpResult(op.op_id, False, equipment, 0, started_ns, time.monotonic_ns()))
+            self._report_failure(op, started_ns, equipment)
             return
         try:
             equipment.placement.check(op)
-            layer_fds = equipment.signals.layer_fds(op.counter_id) if op.layerwise else None
+            layer_fds = self._signals.layer_fds(op.counter_id) if op.layerwise else None
             pending = equipment.mover.start(op, layer_fds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the op failed and the lane goes on
-            self._fail(op, equipment, started_ns, error)
+            self._fail(op, started_ns, error)
         else:
             num_bytes = equipment.placement.moved_bytes(op)
-            self._running.append(_Running(op, equipment, pending, num_bytes, started_ns))
+            self._running.append(_Running(op, pending, num_bytes, started_ns))
 
     def _finish_done(self) -> None:
         while self._running:
@@ -115,7 +114,7 @@ class Lane:
                 if not running.pending.is_done():
                     return
             except Exception as error:  # noqa: BLE001 - as above
-                self._fail(running.op, running.equipment, running.started_ns, error)
+                self._fail(running.op, running.started_ns, error)
             else:
                 finished_ns = time.monotonic_ns()
                 result = OpResult(
@@ -124,8 +123,11 @@ class Lane:
                 self._report(result)
             self._running.popleft()
 
-    def _fail(self, op: TransferOp, equipment: Equipment, started_ns: int, error: Exception) -> None:
+    def _fail(self, op: TransferOp, started_ns: int, error: Exception) -> None:
         logger.error("%s op %d failed", op.kind.name, op.op_id, exc_info=error)
+        self._report_failure(op, started_ns, str(error))
+
+    def _report_failure(self, op: TransferOp, started_ns: int, error: str) -> None:
         if op.layerwise:
-            equipment.signals.announce_failure(op.counter_id)
-        self._report(OpResult(op.op_id, False, str(error), 0, started_ns, time.monotonic_ns()))
+            self._signals.announce_failure(op.counter_id)
+        self._report(OpResult(op.op_id, False, error, 0, started_ns, time.monotonic_ns()))

@@ -78,7 +78,7 @@ class Roster:
                 self._equip()
             return False
         self._signals.bind(_num_layers(placement))
-        self.equipment = Equipment(placement, self._mover, self._signals)
+        self.equipment = Equipment(placement, self._mover)
         return True
 
     def _equip(self) -> None:

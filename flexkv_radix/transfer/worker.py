@@ -65,7 +65,7 @@ class Worker:
         self._config = config
         self._signals = LayerSignals(config.layerwise_sockets)
         listener = listen(config.register_endpoint)
-        self._lanes = {kind: Lane(kind, self._report) for kind in OpKind}
+        self._lanes = {kind: Lane(kind, self._report, self._signals) for kind in OpKind}
         self._device_marked = threading.Event()
         self._roster = Roster(
             MappedStore(config.store), config.num_ranks, self._signals, self._new_mover, self._drain

@@ -132,6 +132,7 @@ class Engine:
         register: bool = True,
     ) -> None:
         port = f"ipc://{directory}/flexkv"
+        self.server_name = server_name
         self.cache, self.model, self.ranks, self.swa = cache, model, ranks, swa
         self.clients: list[KVTPClient] = []
         with environment(server_name, port, environ):

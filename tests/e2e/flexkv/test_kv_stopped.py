@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +16,7 @@ from daemon import Daemon, eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, Engine, small_engine, tokens_of
 from kv_server import EXTERNAL, children_of, is_over
 from node import Node
+from stopping import stopped
 
 from flexkv_radix import KVResponseStatus
 
@@ -28,17 +27,6 @@ NUM_LOADS = 800  # whose messages are more than a socket holds, and whose pins f
 PROMPTLY_S = 1.0
 PIDFD_GETFD = 438  # the system call
 T = TypeVar("T")
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-    try:
-        yield
-    finally:
-        if Path(f"/proc/{pid}").exists():
-            os.kill(pid, signal.SIGCONT)
 
 
 def promptly(call: Callable[..., T], *args: Any, **options: Any) -> T:

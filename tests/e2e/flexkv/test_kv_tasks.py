@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,9 +13,12 @@ import numpy as np
 import pytest
 from daemon import eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, Engine, small_engine, tokens_of
+from frozen import frozen_index
 from node import Node
+from stopping import stopped
 
-from flexkv_radix import KVResponseStatus
+from flexkv_radix import KVResponseStatus, hash_tokens
+from flexkv_radix.planner import Blocks
 
 NUM_SLOTS = 12
 PROMPT = tokens_of(5 * BLOCK)
@@ -41,6 +46,10 @@ def held(engine: Engine) -> tuple[int, int]:
     """(pins, staged slots) of the whole region."""
     full = engine.manager._backend.tier.client.stats()["pool"]["full"]
     return full["num_pins"], full["num_staged"]
+
+
+def worker_pid(engine: Engine) -> int:
+    return engine.manager._backend._driver.worker.pid
 
 
 def put_task(engine: Engine, tokens=PROMPT, blocks=HERE) -> int:
@@ -105,14 +114,28 @@ def test_cancel_before_launch_gives_everything_back(engine: Engine) -> None:
 
 
 def test_cancel_while_it_runs_answers_when_it_is_over(engine: Engine) -> None:
-    task_id = put_task(engine)
-    engine.manager.launch([task_id], [engine.slots(HERE)])
-    engine.manager.cancel([task_id])
-    status = engine.manager.wait([task_id])[task_id].status
-    assert status in (KVResponseStatus.CANCELLED, KVResponseStatus.SUCCESS)  # it may have been quicker
+    engine.put(tokens_of(2 * BLOCK, 1), [40, 41])
+    get, put = engine.manager.get_match(tokens_of(2 * BLOCK, 1))[0], put_task(engine)
+    with stopped(worker_pid(engine)):
+        engine.manager.launch([get, put], [engine.slots([50, 51]), engine.slots(HERE)])
+        engine.manager.cancel([get, put])
+        engine.expect(put, KVResponseStatus.TIMEOUT, 0.1)
+        assert held(engine) == (1, 5)  # the blocks may still be written
+    engine.expect(get, KVResponseStatus.CANCELLED)
+    engine.expect(put, KVResponseStatus.CANCELLED)
     assert held(engine) == (0, 0)
-    hit = int(engine.manager.get_match(PROMPT)[1].sum())
-    assert hit == (5 * BLOCK if status is KVResponseStatus.SUCCESS else 0)
+    assert not engine.manager.get_match(PROMPT)[1].any()
+
+
+def test_reset_while_a_store_runs_publishes_nothing(engine: Engine) -> None:
+    put = put_task(engine)
+    with stopped(worker_pid(engine)):
+        engine.manager.launch([put], [engine.slots(HERE)])
+        engine.manager.reset("as before")
+    engine.expect(put, KVResponseStatus.CANCELLED)
+    assert held(engine) == (0, 0)
+    engine.manager.reset("as before")
+    assert not engine.manager.get_match(PROMPT)[1].any()
 
 
 def test_cancel_of_ended_and_unknown_tasks_does_nothing(engine: Engine) -> None:
@@ -225,29 +248,40 @@ def test_no_space_is_told(engine: Engine) -> None:
 
 def test_a_timeout_leaves_the_task_alive(engine: Engine) -> None:
     task_id = put_task(engine)
-    engine.manager.launch([task_id], [engine.slots(HERE)])
-    response = engine.manager.wait([task_id], timeout=0.0)[task_id]
-    if response.status is KVResponseStatus.TIMEOUT:
-        response = engine.expect(task_id, KVResponseStatus.SUCCESS)
-    assert response.status is KVResponseStatus.SUCCESS
+    with stopped(worker_pid(engine)):
+        engine.manager.launch([task_id], [engine.slots(HERE)])
+        for timeout in (0.0, 0.1, np.float32(0.1), -1):
+            engine.expect(task_id, KVResponseStatus.TIMEOUT, timeout)
+    engine.expect(task_id, KVResponseStatus.SUCCESS)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e12])
+def test_a_wait_for_ever(engine: Engine, timeout: float) -> None:
+    task_id = put_task(engine)
+    with stopped(worker_pid(engine)):
+        engine.manager.launch([task_id], [engine.slots(HERE)])
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(engine.expect, task_id, KVResponseStatus.SUCCESS, timeout)
+            assert not wait([answer], 0.2).done
+            os.kill(worker_pid(engine), signal.SIGCONT)
+            answer.result(20)
 
 
 def test_one_threads_wait_blocks_no_other(engine: Engine) -> None:
-    """A thread waits for a task that nobody has launched into a result yet."""
+    """A thread waits for a task that cannot end yet; meanwhile all other calls are answered."""
     task_id = put_task(engine)
-    engine.manager.launch([task_id], [engine.slots(HERE)])
-    done = threading.Event()
-
-    def wait() -> None:
-        engine.manager.wait([task_id])
-        done.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    for name in range(50):
-        engine.manager.get_match(tokens_of(BLOCK, name))
-    thread.join(10)
-    assert done.is_set()
+    with ThreadPoolExecutor() as pool, stopped(worker_pid(engine)):
+        engine.manager.launch([task_id], [engine.slots(HERE)])
+        answer = pool.submit(engine.expect, task_id, KVResponseStatus.SUCCESS)
+        for name in range(50):
+            miss, _ = engine.manager.get_match(tokens_of(BLOCK, name))
+            engine.expect(miss, KVResponseStatus.SUCCESS)
+        staged, _ = engine.manager.put_match(tokens_of(BLOCK, 1))
+        engine.manager.cancel([staged])
+        engine.expect(staged, KVResponseStatus.CANCELLED)
+        assert not answer.done()
+        os.kill(worker_pid(engine), signal.SIGCONT)
+        answer.result(20)
 
 
 def test_reset_forgets_and_cancels(engine: Engine) -> None:
@@ -271,6 +305,82 @@ def test_namespaces_do_not_see_each_other(engine: Engine) -> None:
         task_id, mask = engine.manager.get_match(PROMPT, namespace=namespace)
         assert mask.sum() == hit, namespace
         engine.manager.cancel([task_id])
+
+
+def test_a_string_is_no_namespace(engine: Engine) -> None:
+    for match in (engine.manager.get_match, engine.manager.put_match, engine.manager.prefetch_async):
+        with pytest.raises(TypeError, match=r"namespace: .*\['ab'\]"):
+            match(PROMPT, namespace="ab")
+
+
+def test_no_namespace_is_that_of_a_version_of_the_weights(engine: Engine, tmp_path: Path) -> None:
+    engine.manager.reset("v1")
+    engine.put(PROMPT, HERE)
+    with pytest.raises(ValueError, match="weights"):
+        engine.manager.reset("v1\0x")
+    assert engine.get(PROMPT, THERE) == 5 * BLOCK
+    with small_engine(engine.server_name, tmp_path).wait_ready() as fresh:
+        for namespace in (["weights=v1"], ["weights=", "weights=v1"], ["", "weights=v1"]):
+            assert fresh.get(PROMPT, THERE, namespace=namespace) == 0, namespace
+        put, _ = fresh.manager.put_match(tokens_of(BLOCK, 1), namespace=["weights=v2"])
+        fresh.manager.launch([put], [fresh.slots([40])])
+        fresh.expect(put, KVResponseStatus.SUCCESS)
+    engine.manager.reset("v2")
+    assert engine.get(tokens_of(BLOCK, 1), [41]) == 0
+    engine.manager.reset("v1")
+    assert engine.get(PROMPT, THERE) == 5 * BLOCK
+
+
+@pytest.mark.parametrize("given", ["array", "list", "listed array", "listed list"])
+def test_a_single_id_comes_with_its_slots(engine: Engine, given: str) -> None:
+    task_id = put_task(engine, tokens_of(BLOCK, 1), [40])
+    slots = {"array": engine.slots([40]), "list": engine.slots([40]).tolist()}[given.split()[-1]]
+    mappings = [slots] if given.startswith("listed") else slots
+    assert engine.manager.launch(task_id, mappings) == [task_id]
+    engine.expect(task_id, KVResponseStatus.SUCCESS)
+    assert engine.get(tokens_of(BLOCK, 1), [41]) == BLOCK
+
+
+@pytest.mark.parametrize("empty", [[], np.array([], dtype=np.int64), np.array([])], ids=repr)
+def test_no_tokens_are_a_miss(engine: Engine, empty) -> None:
+    for match in (engine.manager.get_match, engine.manager.put_match):
+        task_id, mask = match(empty, empty)
+        assert mask.shape == (0,)
+        assert mask.dtype == np.bool_
+        engine.expect(task_id, KVResponseStatus.SUCCESS)
+
+
+def test_a_locked_index_is_told(engine: Engine) -> None:
+    """Whoever holds the lock makes no progress: nothing can be pinned or staged."""
+    engine.put(PROMPT, HERE)
+    longer = np.concatenate([PROMPT, tokens_of(BLOCK, 1)])
+    metrics = engine.manager._backend.metrics
+    errors, no_space = metrics.match_errors, metrics.no_space_blocks
+    with frozen_index(engine.server_name):
+        get, get_mask = engine.manager.get_match(PROMPT)
+        puts = [engine.manager.put_match(tokens) for tokens in (longer, tokens_of(BLOCK, 2))]
+    assert not get_mask.any()
+    engine.expect(get, KVResponseStatus.SUCCESS)
+    for put, put_mask in puts:
+        assert not put_mask.any()
+        assert "locked" in engine.expect(put, KVResponseStatus.FAILED).error
+    assert metrics.match_errors - errors == 2  # to see that a block is missing takes no lock
+    assert metrics.no_space_blocks - no_space == 1
+    assert engine.get(PROMPT, THERE) == 5 * BLOCK
+
+
+def test_a_match_whose_planning_fails_holds_nothing(engine: Engine) -> None:
+    """Numbers of blocks that no sequence has, as only a bug could bring them this far."""
+    engine.manager.reset("these")
+    engine.put(PROMPT[: 2 * BLOCK], HERE[:2])
+    backend, hashes = engine.manager._backend, hash_tokens(PROMPT, BLOCK, ["weights=these"])
+    with pytest.raises(IndexError):
+        backend.get_match(hashes, len(PROMPT), Blocks(0, 2, np.array([0, 99])))
+    assert held(engine) == (0, 0)
+    with pytest.raises(ValueError):  # noqa: PT011 - NumPy's own
+        backend.put_match(hashes, len(PROMPT), Blocks(0, 5, np.zeros((1, 5), dtype=np.int64)))
+    assert held(engine) == (0, 0)
+    assert engine.put(PROMPT, HERE) == 3 * BLOCK
 
 
 def test_prefetch_on_one_node_says_what_is_here(engine: Engine) -> None:
@@ -309,20 +419,37 @@ def test_tasks_that_nobody_asks_for_are_forgotten(node: Node, tmp_path: Path) ->
         engine.expect(put, KVResponseStatus.NOT_FOUND)
 
 
-def test_shutdown_gives_everything_back_and_may_be_repeated(node: Node, tmp_path: Path) -> None:
+def test_a_second_start_does_nothing(node: Node, tmp_path: Path) -> None:
     name = node.serve(data_bytes=NUM_SLOTS * SMALL_SLOT_BYTES)
-    with small_engine(name, tmp_path).wait_ready() as engine:
+    with small_engine(name, tmp_path, event_collector=lambda events: None) as engine:
+        engine.manager.start()
+        engine.wait_ready()
+        engine.manager.start()
+        assert engine.put(PROMPT, HERE) == 5 * BLOCK
+
+
+def test_shutdown_gives_everything_back_and_may_be_repeated(node: Node, tmp_path: Path) -> None:
+    """A transfer that is under way ends well or FAILED, and its blocks are there or not; what was only
+    matched is FAILED.
+    """
+    name = node.serve(data_bytes=NUM_SLOTS * SMALL_SLOT_BYTES)
+    with small_engine(name, tmp_path).wait_ready() as engine, ThreadPoolExecutor() as pool:
         engine.put(PROMPT[: 2 * BLOCK], HERE[:2])
         running = put_task(engine)
-        engine.manager.get_match(PROMPT)
-        engine.manager.launch([running], [engine.slots(HERE[2:])])
+        matched, _ = engine.manager.get_match(PROMPT)
+        worker = worker_pid(engine)
+        with stopped(worker):
+            engine.manager.launch([running], [engine.slots(HERE[2:])])
+            end = pool.submit(engine.manager.shutdown)
+            eventually(lambda: engine.manager._backend._driver._stop.is_set(), "the shutdown's begin")
+        end.result(20)
         engine.manager.shutdown()
-        engine.manager.shutdown()
-        assert engine.manager.wait([running])[running].status in (
-            KVResponseStatus.FAILED,
-            KVResponseStatus.SUCCESS,
-        )
+        engine.expect(matched, KVResponseStatus.FAILED)
+        status = engine.manager.wait([running])[running].status
+        assert status in (KVResponseStatus.FAILED, KVResponseStatus.SUCCESS)
         assert not engine.manager.get_match(PROMPT)[1].any()
     with node.join(name) as client:
+        hit = client.query(engine.hashes(PROMPT)).full_hit
+        assert hit == (5 if status is KVResponseStatus.SUCCESS else 2)
         full = client.stats()["pool"]["full"]
         assert (full["num_pins"], full["num_staged"]) == (0, 0)

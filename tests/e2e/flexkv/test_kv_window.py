@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from engine import (
 from node import Node
 
 from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus, SWAPoolConfig
+from radixshmem import ComponentType
 
 WINDOW = 3
 NUM_BLOCK = 64
@@ -151,6 +152,70 @@ def test_a_cancelled_put_gives_both_pools_back(engine: Engine) -> None:
     engine.manager.launch([task_id], [engine.slots([0, 1, 2, 3, 4, NUM_BLOCK])], [engine.slots(HERE_SWA)])
     engine.expect(task_id, KVResponseStatus.FAILED)
     assert (client.mempool_free(), client.swa_mempool_free()) == before
+
+
+@contextmanager
+def no_window_slots(engine: Engine) -> Iterator[None]:
+    """Within, all slots of the window's pool are staged for something else."""
+    tier = engine.manager._backend.tier
+    taken = tier.take(engine.cache.swa.num_slots, ComponentType.SWA)
+    assert len(taken) == engine.cache.swa.num_slots
+    yield
+    tier.recycle(taken, ComponentType.SWA)
+
+
+def test_no_space_for_the_window_is_told(engine: Engine) -> None:
+    """The other blocks are good and stay; the answer and a metric say what is missing."""
+    metrics = engine.manager._backend.metrics
+    before = metrics.no_space_blocks
+    engine.compute(PROMPT, HERE, swa_blocks=HERE_SWA)
+    task_id, mask = engine.manager.put_match(PROMPT)
+    assert mask.all()
+    with no_window_slots(engine):
+        engine.manager.launch([task_id], [engine.slots(HERE)], [engine.slots(HERE_SWA)])
+        response = engine.expect(task_id, KVResponseStatus.FAILED)
+        assert "window" in response.error
+        assert not response.return_mask.any()
+    assert metrics.no_space_blocks - before == WINDOW
+    assert not engine.manager.get_match(PROMPT, swa_aware=True)[1].any()
+    assert engine.get(PROMPT, THERE) == 6 * BLOCK
+    with no_window_slots(engine):  # now the window is all that is to be stored
+        task_id, mask = engine.manager.put_match(PROMPT, swa_aware=True)
+        assert not mask.any()
+        engine.manager.launch([task_id], [engine.slots([])], [engine.slots(HERE_SWA)])
+        assert "window" in engine.expect(task_id, KVResponseStatus.FAILED).error
+    assert metrics.no_space_blocks - before == 2 * WINDOW
+    assert put(engine, swa_aware=True) == 0
+    assert engine.manager.get_match(PROMPT, swa_aware=True)[1].all()
+    full = engine.manager._backend.tier.client.stats()["pool"]
+    assert full["full"]["num_staged"] == full["swa"]["num_staged"] == 0
+
+
+def test_no_space_for_a_window_of_a_batch_is_told(engine: Engine) -> None:
+    prompts, places = [PROMPT, tokens_of(2 * BLOCK, 1)], [HERE, [20, 21]]
+    for tokens, at in zip(prompts, places, strict=True):
+        engine.compute(tokens, at)
+    tasks = [engine.manager.put_match(tokens)[0] for tokens in prompts]
+    with no_window_slots(engine):
+        [batch] = engine.manager.launch(
+            tasks, [engine.slots(at) for at in places], [engine.slots(HERE_SWA), None], as_batch=True
+        )
+        assert "window" in engine.expect(batch, KVResponseStatus.FAILED).error
+    for tokens in prompts:
+        task_id, mask = engine.manager.get_match(tokens)
+        assert mask.all()
+        engine.manager.cancel([task_id])
+
+
+def test_a_single_id_comes_with_its_window(engine: Engine) -> None:
+    engine.compute(PROMPT, HERE, swa_blocks=HERE_SWA)
+    task_id, _ = engine.manager.put_match(PROMPT)
+    engine.manager.launch(task_id, engine.slots(HERE), engine.slots(HERE_SWA))
+    engine.expect(task_id, KVResponseStatus.SUCCESS)
+    task_id, _ = engine.manager.get_match(PROMPT, swa_aware=True)
+    engine.manager.launch(task_id, engine.slots(THERE).tolist(), [engine.slots(THERE_SWA).tolist()])
+    engine.expect(task_id, KVResponseStatus.SUCCESS)
+    assert engine.wrong_blocks(PROMPT, THERE, swa_blocks=THERE_SWA) == []
 
 
 def test_under_pressure_every_joint_hit_is_right(engine: Engine) -> None:

@@ -1,0 +1,23 @@
+"""Processes that are stopped, as a debugger or a frozen container stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from daemon import eventually
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Within, the process pid does not run."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    try:
+        yield
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGCONT)

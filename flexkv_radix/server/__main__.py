@@ -10,6 +10,7 @@ import signal
 from flexkv_radix.metrics import MetricsEndpoint
 from flexkv_radix.server.server import KVServer
 from flexkv_radix.settings import load_settings
+from flexkv_radix.transfer.peers import StrangerError
 
 
 def main() -> int:
@@ -36,6 +37,8 @@ def main() -> int:
         if arguments.background:
             return 0  # another engine's was quicker
         parser.error(f"--endpoint: {arguments.endpoint} is served already")
+    except StrangerError as error:
+        parser.error(f"--endpoint: {error}")
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: server.request_stop())
     server.serve()

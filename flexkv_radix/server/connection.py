@@ -26,6 +26,7 @@ from flexkv_radix.server import messages as m
 from flexkv_radix.server.spawn import ensure_server
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.transfer.lifeline import Lifeline
+from flexkv_radix.transfer.peers import StrangerError
 from radixshmem import RadixError
 
 logger = logging.getLogger(__name__)
@@ -202,6 +203,8 @@ class Connection:
                 server, refusal = self._greet()
             except OSError as error:
                 server, refusal = None, m.Welcome(b"", str(error), try_again=True)
+            except StrangerError as error:
+                server, refusal = None, m.Welcome(b"", str(error))
             if server is not None and self._stop.is_set():  # it greeted when close() waited no more
                 server.forget()
                 return None
@@ -216,7 +219,7 @@ class Connection:
         return None
 
     def _greet(self) -> tuple[Server | None, m.Welcome]:
-        """The server's answer.  OSError if there is none."""
+        """The server's answer.  OSError if there is none, StrangerError if it is another user's."""
         if self._launch_server:
             ensure_server(self._endpoint)
         hello = m.Hello(self._spec, os.getpid())

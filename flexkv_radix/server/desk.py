@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from flexkv_radix.metrics import MetricsEndpoint
 from flexkv_radix.server import messages as m
 from flexkv_radix.table import Answer
 from flexkv_radix.tasks import KVTaskEngine
+from flexkv_radix.transfer.peers import Peer
 from radixshmem import RadixError
 
 logger = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ class Desk:
     def __init__(
         self,
         hello: m.Hello,
-        sock: socket.socket,
+        peer: Peer,
         lifeline_fd: int,
         metrics: MetricsEndpoint | None,
         wake: Callable[[], None],
     ) -> None:
-        """sock, lifeline_fd: what the client watches (liveness.py); the desk's to close."""
+        """peer, lifeline_fd: what tells of the other side (liveness.py); the desk's to close."""
         self.token = secrets.token_bytes(16)
         self.dp_client_id = hello.spec.dp_client_id
         self.pid = hello.pid
-        self.sock = sock
+        self.peer = peer
         self._spec = hello.spec
         self._lifeline_fd = lifeline_fd
         self._engine = KVTaskEngine(
@@ -155,7 +155,7 @@ class Desk:
     def close(self) -> None:
         """End the client's tasks, give everything back, unmap its memory; behind the caller's back."""
         if self._closing is None:
-            self.sock.close()
+            self.peer.close()
             self._waiters.clear()
             self._closing = threading.Thread(target=self._end, name="flexkv-close")
             self._closing.start()

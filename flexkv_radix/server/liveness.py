@@ -19,11 +19,12 @@ import msgspec
 
 from flexkv_radix.server.messages import Hello, Welcome, decode_greeting, encode
 from flexkv_radix.transfer.lifeline import Lifeline
-from flexkv_radix.transfer.wire import receive_fds, send_fds, wait_readable
+from flexkv_radix.transfer.peers import check_owner, check_peer, close_in_children
+from flexkv_radix.transfer.reception import Arrival
+from flexkv_radix.transfer.wire import send_fds, wait_readable
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 20
-GREETING_TIMEOUT_S = 0.5  # for the rest of a greeting that has begun: it is one small write
 
 
 def liveness_path(endpoint: str) -> str:
@@ -73,19 +74,26 @@ def _receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def receive_hello(sock: socket.socket) -> tuple[Hello, int]:
-    """A client's introduction, and its lifeline, which the caller closes; ConnectionError if it is none."""
-    hello = receive(sock)
+def read_hello(arrival: Arrival) -> tuple[Hello, int] | None:
+    """A client's introduction, and its lifeline, which the caller closes; None until they are there.
+
+    ConnectionError, ValueError or MsgspecError if it is none.
+    """
+    payload = arrival.payload(_MAX_BYTES)
+    if payload is None:
+        return None
+    hello = decode_greeting(payload)
     if not isinstance(hello, Hello):
         raise ConnectionError(f"Hello expected, not {type(hello).__name__}")
-    [lifeline_fd] = receive_fds(sock, 1)
-    return hello, lifeline_fd
+    fds = arrival.take_fds(1)
+    return None if fds is None else (hello, fds[0])
 
 
 def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Lifeline, Welcome]:
     """Introduce oneself to the server at endpoint; returns what to watch it and its workers by, and its word.
 
-    ConnectionError if nobody serves it, TimeoutError if it does not answer.
+    ConnectionError if nobody serves it, TimeoutError if it does not answer, StrangerError if it is
+    another user's.
     """
     ours, theirs = socket.socketpair()
     lifeline = Lifeline(ours)
@@ -102,13 +110,10 @@ def connect(endpoint: str, hello: Hello, timeout_s: float) -> tuple[socket.socke
 def _introduce(
     endpoint: str, hello: Hello, lifeline_fd: int, timeout_s: float
 ) -> tuple[socket.socket, Welcome]:
-    sock = socket.socket(socket.AF_UNIX)
+    sock = close_in_children(socket.socket(socket.AF_UNIX))
     try:
         sock.settimeout(timeout_s)
-        try:
-            sock.connect(liveness_path(endpoint))
-        except FileNotFoundError as error:
-            raise ConnectionError(f"no KVServer at {endpoint}") from error
+        _connect(sock, endpoint)
         send(sock, hello)
         send_fds(sock, [lifeline_fd])
         try:
@@ -124,6 +129,18 @@ def _introduce(
         sock.close()
         raise
     return sock, welcome
+
+
+def _connect(sock: socket.socket, endpoint: str) -> None:
+    path = liveness_path(endpoint)
+    try:
+        sock.connect(path)
+    except FileNotFoundError as error:
+        raise ConnectionError(f"no KVServer at {endpoint}") from error
+    except PermissionError:
+        check_owner(path)
+        raise
+    check_peer(sock, path)
 
 
 def is_gone(sock: socket.socket) -> bool:

@@ -115,6 +115,13 @@ class Request(msgspec.Struct, array_like=True):
     verb: Verb
 
 
+class _Numbered(msgspec.Struct, array_like=True):
+    """The start of a Request."""
+
+    token: bytes
+    call: int
+
+
 class Matched(msgspec.Struct, tag=True, array_like=True):
     task_id: int
     blocks: BlocksMessage
@@ -176,8 +183,17 @@ class Reply(msgspec.Struct, array_like=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_numbered = msgspec.msgpack.Decoder(_Numbered).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_greeting = msgspec.msgpack.Decoder(Hello | Welcome).decode
+
+
+def call_of(data: bytes) -> int | None:
+    """The call number of what is no whole Request, if it can be told."""
+    try:
+        return _decode_numbered(data).call
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def pack_hashes(hashes: Hashes) -> bytes:

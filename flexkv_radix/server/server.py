@@ -11,12 +11,14 @@ nothing that happens to one, its death included, touches another.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -26,6 +28,8 @@ from flexkv_radix.server import liveness
 from flexkv_radix.server import messages as m
 from flexkv_radix.server.desk import Address, Desk
 from flexkv_radix.server.spawn import EndpointLock
+from flexkv_radix.transfer.peers import Peer
+from flexkv_radix.transfer.reception import Arrival, Reception
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,6 @@ class KVServer:
         self._metrics = metrics
         self._lock = EndpointLock(endpoint)
         self._desks: dict[bytes, Desk] = {}  # by token
-        self._strangers: dict[int, socket.socket] = {}  # connected, but silent so far; by descriptor
         self._closing: list[Desk] = []
         self._last_client_s = time.monotonic()
         self._stop = threading.Event()
@@ -59,9 +62,11 @@ class KVServer:
         self._router.bind(endpoint)
         os.chmod(endpoint.removeprefix("ipc://"), 0o600)
         self._listener = liveness.listen(endpoint)
+        self._reception = Reception()
+        self._reception.open(self._listener, self._meet)
         self._router_fd = int(self._router.getsockopt(zmq.FD))
         self._poller = select.poll()
-        for fd in (self._router_fd, self._listener.fileno(), self._wake_read):
+        for fd in (self._router_fd, self._reception.fileno(), self._wake_read):
             self._poller.register(fd, select.POLLIN)
 
     def start(self) -> KVServer:
@@ -106,13 +111,10 @@ class KVServer:
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-        if self._listener.fileno() in ready:
-            self._accept()
         for desk in list(self._desks.values()):
-            if desk.sock.fileno() in ready:
+            if not ready.isdisjoint(desk.peer.files):
                 self._part(desk)
-        for fd in self._strangers.keys() & ready:  # after the desks: a stranger's fd becomes a desk's
-            self._meet(fd)
+        self._reception.serve()
         now_s = time.monotonic()
         for desk in self._desks.values():
             for address, reply in desk.due_replies(now_s):
@@ -129,12 +131,20 @@ class KVServer:
                 client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            data = b"".join(frames)
             try:
-                request = m.decode_request(b"".join(frames))
-            except msgspec.MsgspecError as error:
-                logger.warning("an unreadable request was dropped: %s", error)
-                continue
-            self._serve((client, request.call), request)
+                request = m.decode_request(data)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                self._refuse(client, data, f"the KVServer cannot read the request: {error}")
+            else:
+                self._serve((client, request.call), request)
+
+    def _refuse(self, client: bytes, data: bytes, why: str) -> None:
+        call = m.call_of(data)
+        if call is None:
+            logger.warning("dropped: %s", why)
+        else:
+            self._reply((client, call), m.Failure(why, is_argument=True))
 
     def _serve(self, address: Address, request: m.Request) -> None:
         desk = self._desks.get(request.token)
@@ -149,35 +159,23 @@ class KVServer:
 
     # -- clients
 
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            sock, _ = self._listener.accept()
-            sock.settimeout(liveness.GREETING_TIMEOUT_S)
-            self._strangers[sock.fileno()] = sock
-            self._poller.register(sock.fileno(), select.POLLIN)
+    def _meet(self, arrival: Arrival) -> Callable[[], None] | None:
+        hello = liveness.read_hello(arrival)
+        return None if hello is None else functools.partial(self._greet, arrival.sock, *hello)
 
-    def _meet(self, fd: int) -> None:
-        """A stranger has something to say, or has left."""
-        sock = self._strangers.pop(fd)
-        self._poller.unregister(fd)
-        try:
-            self._greet(sock)
-        except (OSError, msgspec.MsgspecError) as error:
-            logger.warning("a client did not introduce itself: %s", error)
-            sock.close()
-
-    def _greet(self, sock: socket.socket) -> None:
-        hello, lifeline_fd = liveness.receive_hello(sock)
+    def _greet(self, sock: socket.socket, hello: m.Hello, lifeline_fd: int) -> None:
         refusal = self._refusal(hello)
         if refusal is not None:
             os.close(lifeline_fd)
-            liveness.send(sock, refusal)
-            sock.close()
+            with sock, contextlib.suppress(OSError):  # it has left
+                liveness.send(sock, refusal)
             return
-        desk = Desk(hello, sock, lifeline_fd, self._metrics, self._wake)
+        desk = Desk(hello, Peer(sock), lifeline_fd, self._metrics, self._wake)
         self._desks[desk.token] = desk
-        self._poller.register(sock.fileno(), select.POLLIN)
-        liveness.send(sock, m.Welcome(desk.token))
+        for fd in desk.peer.files:
+            self._poller.register(fd, select.POLLIN)
+        with contextlib.suppress(OSError):  # it has left: the next poll tells
+            liveness.send(sock, m.Welcome(desk.token))
         logger.info("client %d (pid %d) came", desk.dp_client_id, desk.pid)
 
     def _refusal(self, hello: m.Hello) -> m.Welcome | None:
@@ -198,7 +196,8 @@ class KVServer:
 
     def _part(self, desk: Desk) -> None:
         logger.info("client %d (pid %d) left", desk.dp_client_id, desk.pid)
-        self._poller.unregister(desk.sock.fileno())
+        for fd in desk.peer.files:
+            self._poller.unregister(fd)
         del self._desks[desk.token]
         self._closing.append(desk)
         self._last_client_s = time.monotonic()
@@ -215,8 +214,7 @@ class KVServer:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file)
         self._listener.close()
-        for sock in self._strangers.values():
-            sock.close()
+        self._reception.close()
         self._router.close(linger=0)
         for desk in list(self._desks.values()):
             self._part(desk)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 
 from flexkv_radix.server.liveness import liveness_path
+from flexkv_radix.transfer.peers import StrangerError
 
 
 class EndpointLock:
@@ -18,8 +21,8 @@ class EndpointLock:
     """
 
     def __init__(self, endpoint: str) -> None:
-        """BlockingIOError if somebody else holds it."""
-        self._file = open(lock_path(endpoint), "a", encoding="ascii")  # noqa: SIM115 - until close()
+        """BlockingIOError if somebody else holds it, StrangerError if it is another user's."""
+        self._file = _open_own(lock_path(endpoint))
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -28,6 +31,31 @@ class EndpointLock:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _open_own(path: str) -> FileIO:
+    """The file, made if there is none, which nobody else may open: who can may lock it."""
+    try:
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except PermissionError:
+        with contextlib.suppress(FileNotFoundError):  # the directory is not to be written to
+            _check_own(os.lstat(path), path)
+        raise
+    try:
+        _check_own(os.fstat(file.fileno()), path)
+        os.fchmod(file.fileno(), 0o600)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_own(status: os.stat_result, path: str) -> None:
+    if status.st_uid != os.geteuid():
+        raise StrangerError(
+            f"{path} belongs to user id {status.st_uid}, not to this process's {os.geteuid()}: remove it, or "
+            "choose another FLEXKV_SERVER_RECV_PORT"
+        )
 
 
 def lock_path(endpoint: str) -> str:

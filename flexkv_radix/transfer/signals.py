@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import selectors
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexkv_radix.layerwise import ACCEPTED, COUNTER, HANDSHAKE
+from flexkv_radix.layerwise import ACCEPTED, HANDSHAKE
 from flexkv_radix.transfer.protocol import LayerwiseSocket, RankPlace
-from flexkv_radix.transfer.wire import close_fds, listen, receive_exactly, receive_fds
+from flexkv_radix.transfer.reception import Arrival, Reception
+from flexkv_radix.transfer.wire import close_fds, listen, wait_readable
 
 logger = logging.getLogger(__name__)
 
 _MAX_LAYERS = 4096
 _MAX_COUNTERS = 64
 _STOP_POLL_S = 0.2
-_UNUSED_TIMEOUT_S = 1.0  # for the rest of a handshake that has begun; a shutdown may wait for it
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,27 @@ class LayerSignals:
             self.close()
             raise
 
-    def add(self, sock: socket.socket, pp_rank: int) -> None:
-        """Take the eventfds of a rank that connected; OSError or ValueError when it sends none.
+    def meet(self, pp_rank: int, arrival: Arrival) -> Callable[[], None] | None:
+        """What takes the eventfds of a rank, once they are all there.  ValueError: they never will be."""
+        if len(arrival.data) < HANDSHAKE.size:
+            return None
+        rank, num_layers, num_counters = _shape(arrival.data)
+        fds = arrival.take_fds(num_layers * num_counters)
+        if fds is None:
+            return None
+        by_counter = [fds[first : first + num_layers] for first in range(0, len(fds), num_layers)]
+        return functools.partial(self._add, (pp_rank, rank), _RankEvents(arrival.sock, by_counter))
 
-        sock, which has a timeout, is closed then, and by close().
-        """
-        fds: list[list[int]] = []
+    def _add(self, place: tuple[int, int], events: _RankEvents) -> None:
         try:
-            rank, num_layers, num_counters = _receive_shape(sock)
-            while len(fds) < num_counters:
-                fds.append(receive_fds(sock, num_layers, COUNTER.size))
-            sock.sendall(ACCEPTED)
-        except BaseException:
-            _RankEvents(sock, fds).close()
-            raise
-        if (earlier := self._events.pop((pp_rank, rank), None)) is not None:
+            events.sock.sendall(ACCEPTED)
+        except OSError as error:
+            logger.warning("a rank left before its eventfds were accepted: %s", error)
+            events.close()
+            return
+        if (earlier := self._events.pop(place, None)) is not None:
             earlier.close()
-        self._events[pp_rank, rank] = _RankEvents(sock, fds)
+        self._events[place] = events
 
     def bind(self, num_layers: Mapping[RankPlace, int]) -> None:
         """Say which ranks there are, and how many layers each has."""
@@ -121,46 +125,22 @@ def accept_unused(sockets: Sequence[LayerwiseSocket], stop: threading.Event) -> 
         if not stop.is_set():
             logger.warning("ranks that load layer by layer cannot start: %s", error)
         return
-    silent: set[socket.socket] = set()
+    reception = Reception()
     try:
-        with selectors.DefaultSelector() as selector:
-            for listener, pp_rank in signals.listeners:
-                selector.register(listener, selectors.EVENT_READ, pp_rank)
-            while sockets and not stop.is_set():
-                for key, _ in selector.select(_STOP_POLL_S):
-                    if not stop.is_set():
-                        _serve_unused(signals, selector, silent, key)
+        for listener, pp_rank in signals.listeners:
+            reception.open(listener, functools.partial(signals.meet, pp_rank))
+        while sockets and not stop.is_set():
+            wait_readable(reception, _STOP_POLL_S)
+            reception.serve()
     finally:
         signals.close()
-        for sock in silent:
-            sock.close()
+        reception.close()
         for at in sockets:
             Path(at.path).unlink(missing_ok=True)
 
 
-def _serve_unused(
-    signals: LayerSignals,
-    selector: selectors.BaseSelector,
-    silent: set[socket.socket],
-    key: selectors.SelectorKey,
-) -> None:
-    """A rank connected, and is silent so far; or it has something to say."""
-    sock = key.fileobj
-    assert isinstance(sock, socket.socket)
-    if sock not in silent:
-        accepted, _ = sock.accept()
-        accepted.settimeout(_UNUSED_TIMEOUT_S)
-        silent.add(accepted)
-        selector.register(accepted, selectors.EVENT_READ, key.data)
-        return
-    silent.remove(sock)
-    selector.unregister(sock)
-    with contextlib.suppress(OSError, ValueError):  # the rank sees its connection close
-        signals.add(sock, key.data)
-
-
-def _receive_shape(sock: socket.socket) -> tuple[int, int, int]:
-    rank, num_ranks, num_layers, num_counters = HANDSHAKE.unpack(receive_exactly(sock, HANDSHAKE.size))
+def _shape(data: bytearray) -> tuple[int, int, int]:
+    rank, num_ranks, num_layers, num_counters = HANDSHAKE.unpack_from(data)
     if not 0 <= rank < num_ranks:
         raise ValueError(f"layerwise: rank {rank} of {num_ranks}")
     if not 0 < num_layers <= _MAX_LAYERS or not 0 < num_counters <= _MAX_COUNTERS:

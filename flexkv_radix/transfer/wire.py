@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from flexkv_radix.transfer.peers import check_owner, check_peer, close_in_children
 from flexkv_radix.transfer.protocol import Message, decode, encode
 
 FDS_PER_BATCH = 200  # the kernel refuses more than 253 in one message
@@ -189,17 +190,6 @@ def _receive_batch(sock: socket.socket, num_fds: int, num_data_bytes: int) -> li
     return batch.tolist()
 
 
-def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
-    """Receive num_bytes and nothing beyond; ConnectionError if the peer ends early."""
-    data = b""
-    while len(data) < num_bytes:
-        more = sock.recv(num_bytes - len(data))
-        if not more:
-            raise ConnectionError(f"{len(data)} of {num_bytes} bytes arrived")
-        data += more
-    return data
-
-
 def close_fds(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
@@ -246,7 +236,10 @@ def _is_served(path: str) -> bool:
 
 
 def connect(endpoint: str, timeout_s: float) -> socket.socket:
-    """Connect to endpoint, retrying while nobody listens yet.  TimeoutError names the path."""
+    """Connect to endpoint, retrying while nobody listens yet.  TimeoutError names the path.
+
+    StrangerError if another user listens there.
+    """
     path = socket_path(endpoint)
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -254,14 +247,19 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
         try:
             sock.setblocking(False)  # a stopped worker accepts nobody, and its queue may be full
             sock.connect(path)
+            check_peer(sock, path)
             sock.setblocking(True)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             sock.close()
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no transfer worker listens on {path} after {timeout_s} s") from error
             time.sleep(0.02)
+        except PermissionError:
+            sock.close()
+            check_owner(path)
+            raise
         except BaseException:
             sock.close()
             raise
         else:
-            return sock
+            return close_in_children(sock)

@@ -21,12 +21,11 @@ import sys
 import threading
 from collections.abc import Callable
 
-import msgspec
-
 from flexkv_radix.transfer.lane import Lane
 from flexkv_radix.transfer.lifeline import show_end
 from flexkv_radix.transfer.mapping import MappedStore
 from flexkv_radix.transfer.mover import Mover, Placement, RankMemory
+from flexkv_radix.transfer.peers import Peer
 from flexkv_radix.transfer.protocol import (
     DeviceMarked,
     Failed,
@@ -43,15 +42,16 @@ from flexkv_radix.transfer.protocol import (
     Stop,
     Submit,
     TransferConfig,
+    decode,
 )
+from flexkv_radix.transfer.reception import Arrival, Reception
 from flexkv_radix.transfer.roster import Roster
 from flexkv_radix.transfer.signals import LayerSignals
-from flexkv_radix.transfer.wire import Channel, close_fds, listen, receive_fds, socket_path
+from flexkv_radix.transfer.wire import MAX_MESSAGE_BYTES, Channel, close_fds, listen, receive_fds, socket_path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1000  # short sleeps between looks at a running transfer should be short
-_HANDSHAKE_TIMEOUT_S = 10.0  # from the first word of a rank to its last
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +73,21 @@ class Worker:
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._watch(engine.sock, self._serve_engine)
-        self._watch(listener, functools.partial(self._accept, listener, self._add_rank))
         self._watch(self._roster.wake_fd, self._take_mover)
+        self._reception = Reception()
+        self._reception.open(listener, self._meet_rank)
         for sock, pp_rank in self._signals.listeners:
-            serve = functools.partial(self._add_eventfds, pp_rank)
-            self._watch(sock, functools.partial(self._accept, sock, serve))
+            self._reception.open(sock, functools.partial(self._meet_layers, pp_rank))
+        self._watch(self._reception.fileno(), self._reception.serve)
 
     def run(self) -> None:
         """Serve until the engine says stop."""
         while not self._is_stopping:
-            for key, _ in self._selector.select():
+            ready = self._selector.select(self._reception.timeout_s())
+            for key, _ in ready:
                 key.data()
+            if not ready:
+                self._reception.serve()
         for lane in self._lanes.values():
             lane.stop()
         self._remove_sockets()
@@ -124,24 +128,19 @@ class Worker:
 
     # -- ranks
 
-    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-        """Have a new connection served once it says something: a silent one holds up nobody."""
-        sock, _ = listener.accept()
-        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
-        self._watch(sock, functools.partial(self._serve_first, sock, serve))
+    def _meet_rank(self, arrival: Arrival) -> Callable[[], None] | None:
+        payload = arrival.payload(MAX_MESSAGE_BYTES)
+        if payload is None:
+            return None
+        message = decode(payload)
+        if not isinstance(message, Register):
+            raise ConnectionError(f"Register expected, not {type(message).__name__}")
+        rank = message.rank
+        fds = arrival.take_fds(0 if rank.device_uuid else len(rank.storages))
+        return None if fds is None else functools.partial(self._add_rank, arrival.sock, rank, fds)
 
-    def _serve_first(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-        self._selector.unregister(sock)
-        serve(sock)
-
-    def _add_rank(self, sock: socket.socket) -> None:
+    def _add_rank(self, sock: socket.socket, rank: RegisterRank, fds: list[int]) -> None:
         channel = Channel(sock)
-        try:
-            rank, fds = _receive_rank(channel)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
-            logger.warning("a rank's registration broke off: %s", error)
-            channel.close()
-            return
         try:
             self._roster.add(channel, _map_rank(rank, fds))
         except Exception as error:
@@ -149,16 +148,23 @@ class Worker:
             raise
         finally:
             close_fds(fds)
-        self._watch(channel.sock, functools.partial(self._serve_rank, channel))
+        peer = Peer(sock)
+        for fd in peer.files:
+            self._watch(fd, functools.partial(self._serve_rank, channel, peer))
         _reply(channel, "")
         logger.info("%s registered", rank.place)
 
-    def _serve_rank(self, channel: Channel) -> None:
+    def _serve_rank(self, channel: Channel, peer: Peer) -> None:
+        """The rank is gone, or says what nobody asked."""
+        if channel.fileno() < 0:  # both of the peer's files had the news
+            return
         channel.receive_available()
-        if not channel.is_open:
-            self._selector.unregister(channel.sock)
+        if not channel.is_open or peer.has_ended():
+            for fd in peer.files:
+                self._selector.unregister(fd)
             self._roster.remove(channel)
             channel.close()
+            peer.close()
 
     def _take_mover(self) -> None:
         if self._roster.take_mover():
@@ -180,20 +186,13 @@ class Worker:
         self._device_marked.wait()
         return CudaMover(placement, self._config)
 
-    def _add_eventfds(self, pp_rank: int, sock: socket.socket) -> None:
+    def _meet_layers(self, pp_rank: int, arrival: Arrival) -> Callable[[], None] | None:
+        add = self._signals.meet(pp_rank, arrival)
+        return None if add is None else functools.partial(self._add_eventfds, add)
+
+    def _add_eventfds(self, add: Callable[[], None]) -> None:
         self._drain()  # replacing eventfds closes the earlier ones
-        try:
-            self._signals.add(sock, pp_rank)
-        except (OSError, ValueError) as error:
-            logger.warning("a rank's eventfds did not arrive: %s", error)
-
-
-def _receive_rank(channel: Channel) -> tuple[RegisterRank, list[int]]:
-    message = channel.receive()
-    if not isinstance(message, Register):
-        raise ConnectionError(f"Register expected, not {type(message).__name__}")
-    rank = message.rank
-    return rank, receive_fds(channel.sock, 0 if rank.device_uuid else len(rank.storages))
+        add()
 
 
 def _reply(channel: Channel, error: str) -> None:

@@ -5,9 +5,12 @@ One JSON list a line on stdin, [verb, arguments...]; one JSON value a line on st
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,19 @@ class Commands:
     def reset(self) -> int:
         self._engine.manager.reset()
         return 0
+
+    def shutdown(self) -> int:
+        self._engine.manager.shutdown()
+        return 0
+
+    def fork(self, by_hand: bool) -> int:
+        """Id of a child that lives until it is killed.  by_hand: the interpreter does not know of it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # there are threads
+            pid = ctypes.PyDLL(None).fork() if by_hand else os.fork()
+        while pid == 0:
+            signal.pause()
+        return int(pid)
 
     def disabled(self) -> str:
         return self._engine.manager.disabled

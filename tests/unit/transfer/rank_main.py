@@ -1,5 +1,9 @@
-"""A rank as a process: rank_main.py <endpoint> <fd,fd,...>, a Register message on stdin, ends with stdin."""
+"""A rank as a process: rank_main.py <endpoint> <fd,fd,...> [fork], a Register message on stdin.
 
+It ends with stdin, and so does its child, of which the interpreter does not know.
+"""
+
+import ctypes
 import sys
 
 from flexkv_radix.transfer.protocol import Register, decode
@@ -12,6 +16,8 @@ def main() -> None:
     assert isinstance(message, Register)
     fds = [int(fd) for fd in sys.argv[2].split(",")]
     registration = register_rank(sys.argv[1], message.rank, fds, timeout_s=30.0)
+    if sys.argv[3:] == ["fork"]:
+        ctypes.PyDLL(None).fork()
     sys.stdin.buffer.read()
     registration.close()
 

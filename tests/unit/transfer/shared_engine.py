@@ -202,10 +202,10 @@ class EngineRank:
         """Register from this process."""
         return register_rank(endpoint, self.message(), self.fds, timeout_s=DEADLINE_S)
 
-    def spawn(self, endpoint: str) -> subprocess.Popen[bytes]:
-        """Register from a process of its own, which stays until its stdin is closed."""
+    def spawn(self, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
+        """Register from a process of its own (rank_main.py), which stays until its stdin is closed."""
         script = Path(__file__).with_name("rank_main.py")
-        command = [sys.executable, str(script), endpoint, ",".join(map(str, self.fds))]
+        command = [sys.executable, str(script), endpoint, ",".join(map(str, self.fds)), *more]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=self.fds)
         assert process.stdin is not None
         payload = encode(Register(self.message()))

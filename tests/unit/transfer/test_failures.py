@@ -139,6 +139,22 @@ def test_a_rank_that_left_fails_ops_until_it_is_back(part, store, tmp_path) -> N
         wait_for(lambda: engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "recovery")
 
 
+def test_a_killed_rank_is_gone_though_its_child_lives(part, store, tmp_path) -> None:
+    """The child has a copy of the registration's socket."""
+    with start_engine(store, [EngineRank(RankPlace(), [part])], tmp_path, spawn=True) as engine:
+        stop_rank(engine.processes[0])
+        wait_for(lambda: not engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "failure")
+        rank = engine.processes[0] = engine.ranks[0].spawn(engine.config.register_endpoint, "fork")
+        wait_for(lambda: engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "recovery")
+        children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
+        wait_for(lambda: bool(children.read_text()), "a child")
+        child = int(children.read_text())
+        rank.kill()
+        rank.wait()
+        wait_for(lambda: not engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok, "failure", 2.0)
+        os.kill(child, 0)
+
+
 def test_a_killed_worker_is_noticed(engine) -> None:
     op = engine.op(OpKind.D2H, [0], [0])
     engine.run(op)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -241,6 +242,19 @@ def test_engines_of_another_geometry_are_refused_and_serve_without(
         other.close()
     assert num_inserted(client) == before
     assert cached_of(node.engines[HOOK].generate(*asked)) == [whole_pages(asked[0])]
+
+
+@latest_alone
+@pytest.mark.parametrize("way", [OURS, HOOK])
+def test_a_strict_engine_does_not_start_without_the_cache(
+    node: Node, client: RadixClient, make_engine: MakeEngine, way: str
+) -> None:
+    flags = {**WAYS[way][1], "page_size": 64}
+    strict = make_engine(node.version, node.server, {"FLEXKV_STRICT": "1"}, **flags)
+    with pytest.raises(RuntimeError, match=r"the engine ended with [^0]"):
+        strict.await_start()
+    assert re.search("RuntimeError: .*geometry.*block_size=64", strict.log.read_text())
+    strict.close()
 
 
 @latest_alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -183,6 +184,19 @@ def test_an_engine_with_other_rotary_embeddings_does_not_share(
     assert "fingerprint" in warning
     other.close()
     assert whole_blocks(asked[0]) == pair.second.generate(*asked)[0]["num_cached"]
+
+
+@pytest.mark.parametrize("transfer", [OURS, FLEXKV], ids=lambda transfer: transfer["kv_connector"])
+def test_a_strict_engine_does_not_start_without_the_cache(
+    pair: Pair, client: RadixClient, make_engine: MakeEngine, transfer: dict[str, str]
+) -> None:
+    strict = make_engine(
+        VLLM, pair.server, {"FLEXKV_STRICT": "1"}, kv_transfer_config=transfer, block_size=64
+    )
+    with pytest.raises(RuntimeError, match=r"the engine ended with [^0]"):
+        strict.await_start()
+    assert re.search("RuntimeError: FLEXKV_STRICT=1: .*geometry.*block_size=64", strict.log.read_text())
+    strict.close()
 
 
 def test_requests_survive_the_death_of_the_server(pair: Pair, client: RadixClient, prompts: Prompts) -> None:

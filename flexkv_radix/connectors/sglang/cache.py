@@ -77,11 +77,25 @@ class RadixShmemCache(RadixCache):  # type: ignore[misc]  # SGLang may not be in
             pp_rank=rank.pp_rank,
         )
         self._register(config)
-        is_ready = self._shared is not None and await_ready(self._shared, _READY_TIMEOUT_S)
-        is_ready = self._ranks.agree(int(is_ready)) == 1  # the leader's answer counts
-        self._layers = self._layerwise_loads(config, rank) if is_ready else None
+        self._layers = self._layerwise_loads(config, rank) if self._await_ready(config) else None
 
     # -- start
+
+    def _await_ready(self, config: FlexKVConfig) -> bool:
+        """Whether the cache is there: the leader knows.  RuntimeError on every rank if it must be."""
+        refusal: RuntimeError | None = None
+        is_ready = False
+        try:
+            is_ready = self._shared is not None and await_ready(
+                self._shared, _READY_TIMEOUT_S, config.settings
+            )
+        except RuntimeError as error:
+            refusal = error
+        answer = self._ranks.agree(-1 if refusal else int(is_ready))
+        if answer < 0:
+            self._client.close()
+            raise refusal or RuntimeError("FLEXKV_STRICT=1: the engine's first rank was refused the KV cache")
+        return answer == 1
 
     def _register(self, config: FlexKVConfig) -> None:
         """Let the transfer worker map this rank's KV tensors."""

@@ -20,6 +20,7 @@ from flexkv_radix.connectors.vllm.scheduler import Request, SchedulerSide, StepR
 from flexkv_radix.connectors.vllm.stats import RadixShmemStats
 from flexkv_radix.connectors.vllm.worker import WorkerSide
 from flexkv_radix.manager import KVManager
+from flexkv_radix.settings import load_settings
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ class ConnectorCore:
     `ready_timeout_s` (10): how long the engine's start waits for the cache, after which it serves
     without until the cache is there; `weights_version` (""): told apart from engines with another one.
 
-    Where the engine's KV cannot be cached, every method does nothing.
+    Where the engine's KV cannot be cached, every method does nothing (FLEXKV_STRICT=1: it is not made).
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any | None) -> None:
@@ -57,6 +58,8 @@ class ConnectorCore:
         try:
             plan = plan_of(vllm_config, kv_cache_config)
         except UnsupportedEngine as error:
+            if load_settings().strict:
+                raise
             logger.warning("the node's KV cache is off for this engine: %s", error)
             return
         if role == KVConnectorRole.SCHEDULER:
@@ -85,7 +88,8 @@ class ConnectorCore:
         manager.start()
         if version := str(options.get("weights_version", "")):
             self._cache.reset(version)
-        await_ready(self._cache, float(options.get("ready_timeout_s", _READY_TIMEOUT_S)))
+        timeout_s = float(options.get("ready_timeout_s", _READY_TIMEOUT_S))
+        await_ready(self._cache, timeout_s, load_settings())
 
     # -- workers
 
@@ -95,6 +99,8 @@ class ConnectorCore:
         try:
             self._worker.register_kv_caches(kv_caches)
         except ValueError as error:
+            if load_settings().strict:
+                raise
             logger.warning("the node's KV cache is off for this engine: %s", error)
 
     @staticmethod

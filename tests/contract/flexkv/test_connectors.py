@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.namespace import request_namespace
 from flexkv_radix.connectors.readiness import await_ready
 from flexkv_radix.connectors.vllm.scheduler import SchedulerSide, namespace_of
+from flexkv_radix.settings import FlexKVSettings
 from radixshmem import RadixClient
 
 
@@ -331,7 +333,7 @@ def test_a_refused_engine_serves_without(make: MakeConnector) -> None:
     make()
     refused = make(cache=CacheConfig(2 * BLOCK))
     tokens = tokens_of(4 * BLOCK)
-    assert not await_ready(refused.cache, 30)
+    assert not await_ready(refused.cache, 30, FlexKVSettings())
     assert refused.cache.manager.disabled
     assert refused.lookup("a", tokens) == 0
     assert not refused.store("a", tokens, [1, 2])
@@ -342,12 +344,45 @@ def test_an_engines_start_waits_for_the_cache_but_not_for_ever(node: Node, tmp_p
     engine = small_engine(name, tmp_path)
     cache = SharedCache(engine.manager, BLOCK)
     try:
-        assert not await_ready(cache, 0.2)
+        assert not await_ready(cache, 0.2, FlexKVSettings())
         node.serve(name=name, data_bytes=64 * SMALL_SLOT_BYTES)
-        assert await_ready(cache, 30)
+        assert await_ready(cache, 30, FlexKVSettings())
         assert cache.is_ready()
     finally:
         cache.close()
+        engine.close()
+
+
+STRICT = {"FLEXKV_STRICT": "1", "FLEXKV_ATTACH_TIMEOUT_S": "1"}
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["refused", "absent"])
+def test_a_strict_engine_does_not_start_without_the_cache(
+    make: MakeConnector, server: str, tmp_path: Path, is_there: bool
+) -> None:
+    """And is told why.  Also when the cache would not be waited for otherwise."""
+    make()
+    name, named = (server, "block_size=32") if is_there else (unique_name(), "radix-server")
+    (tmp_path / "strict").mkdir()
+    engine = small_engine(name, tmp_path / "strict", cache=CacheConfig(2 * BLOCK), environ=STRICT)
+    try:
+        with pytest.raises(RuntimeError, match=f"FLEXKV_STRICT=1: .*{named}"):
+            await_ready(SharedCache(engine.manager, 2 * BLOCK), 0, FlexKVSettings(strict=True))
+    finally:
+        engine.close()
+
+
+def test_a_strict_engine_waits_for_the_cache(node: Node, tmp_path: Path) -> None:
+    """As long as FLEXKV_ATTACH_TIMEOUT_S says, whatever the connector's own time."""
+    name = unique_name()
+    engine = small_engine(name, tmp_path, environ={"FLEXKV_STRICT": "1"})
+    cache = SharedCache(engine.manager, BLOCK)
+    server = Timer(0.5, node.serve, kwargs={"name": name, "data_bytes": 64 * SMALL_SLOT_BYTES})
+    server.start()
+    try:
+        assert await_ready(cache, 0, FlexKVSettings(strict=True))
+    finally:
+        server.join()
         engine.close()
 
 

@@ -19,10 +19,11 @@ import posix_ipc
 
 from radixshmem import _native
 from radixshmem.errors import CorruptRegion, LayoutMismatch, NoSpace, RadixError
+from radixshmem.file_lock import is_locked, lock_file
 from radixshmem.names import shm_path
 from radixshmem.prefault import Prefault, Progress, allocate_pages
 from radixshmem.records import RegionConfig, RegionState
-from radixshmem.store_header import write_pools
+from radixshmem.store_header import read_owner, write_owner, write_pools
 from radixshmem.trust import check_region_owner
 
 SMALL_PAGE_BYTES = 4096
@@ -75,6 +76,7 @@ def create_regions(
         _native.region_format(index_fd, config)
         if store_bytes:
             with _new_file(config.data_name, config.hugepage_path, access) as store_fd:
+                lock_file(store_fd)  # until it says whose it is (see store_refusal)
                 allocate_pages(
                     store_fd,
                     store_bytes,
@@ -82,7 +84,7 @@ def create_regions(
                     how,
                     lambda done, _: report(index_bytes + done, total),
                 )
-                _format_store(store_fd, config, store_bytes)
+                _format_store(store_fd, name, config, store_bytes)
                 _native.region_set_state(index_fd, RegionState.READY)
         else:
             _native.region_set_state(index_fd, RegionState.READY)
@@ -133,15 +135,56 @@ def object_path(name: str, hugepage_path: str = "") -> str:
 def retire_regions(name: str) -> None:
     """Mark the regions of ``name`` RETIRED, so that whoever is attached learns it, and unlink them.
 
-    Only files of this process's effective user are touched.  Files that are gone, or are no regions,
-    are no error: the latter are unlinked all the same.
+    Only files of this process's effective user are touched, and a SlotStore of another server is not.
+    Files that are gone, or are no regions, are no error: the latter are unlinked all the same.  Raises
+    RadixError, and changes nothing, if ``name`` is the SlotStore of another server.
     """
     store = recorded_store(name)
+    has_store = bool(store and store[0] and not store_refusal(name, *store))
     with suppress(FileNotFoundError), _opened(name, "") as index_fd:
+        refuse_store(index_fd, name)
         _set_state(_native.region_set_state, index_fd)
     unlink_object(name)
-    if store and store[0]:
+    if store and has_store:
         destroy_store(*store)
+
+
+def refuse_store(index_fd: int, name: str) -> None:
+    """Raise RadixError if what is open as the index ``name`` is the SlotStore of another server."""
+    owner = read_owner(index_fd)
+    if owner:
+        raise RadixError(
+            f"--name: {shm_path(name)} is the SlotStore of radix-server {owner}, which has it as its "
+            "--data-name: choose another --name"
+        )
+
+
+def store_refusal(name: str, data_name: str, hugepage_path: str = "") -> str:
+    """Why the SlotStore may not be removed for the server ``name``; "" if it may be, or is not there.
+
+    A SlotStore says whose it is.  One that was not finished does not: it is the server's whose index
+    names it, unless somebody is still making it.
+    """
+    with suppress(FileNotFoundError), _opened(data_name, hugepage_path) as fd:
+        path, owner = object_path(data_name, hugepage_path), read_owner(fd)
+        if owner:
+            return "" if owner == name else f"{path} is the SlotStore of radix-server {owner}"
+        if is_locked(fd):
+            return f"{path} is being made by another server"
+        if recorded_store(name) != (data_name, hugepage_path) or not _may_be_made_with(fd, name):
+            return f"{path} is not known to be of radix-server {name}"
+    return ""
+
+
+def _may_be_made_with(store_fd: int, name: str) -> bool:
+    """Whether a SlotStore without an owner has the epoch of the index ``name``, or none yet."""
+    with suppress(FileNotFoundError), _opened(name, "") as index_fd, suppress(CorruptRegion, LayoutMismatch):
+        epoch = _native.region_peek(index_fd).config.epoch
+        try:
+            return _native.store_peek(store_fd).epoch == epoch
+        except CorruptRegion:
+            return True
+    return False
 
 
 def recorded_store(name: str) -> tuple[str, str] | None:
@@ -219,8 +262,9 @@ def _create(name: str, hugepage_path: str) -> int:
         raise
 
 
-def _format_store(fd: int, config: RegionConfig, store_bytes: int) -> None:
+def _format_store(fd: int, name: str, config: RegionConfig, store_bytes: int) -> None:
     first = page_bytes(config.hugepage_path)
     _native.store_format(fd, store_bytes, first, config.epoch)
+    write_owner(fd, first, name)
     write_pools(fd, first, config.geometry.pools)
     _native.store_set_state(fd, RegionState.READY)

@@ -1,4 +1,4 @@
-"""The pool table in a SlotStore's header page.
+"""The pool table and the owner in a SlotStore's header page.
 
 The core writes identity and state at the start of the page.  The table behind it lets a process
 that only moves bytes (a transfer worker) attach without the index::
@@ -6,6 +6,8 @@ that only moves bytes (a transfer worker) attach without the index::
     offset 2048   8 bytes   "rdxpools"
     offset 2056   3 entries of FULL, SWA, MAMBA: num_slots u32, window_blocks u32,
                             slot_bytes u64, stride u64, offset u64; num_slots 0: no such pool
+    offset 3072   8 bytes   "rdxowner"
+    offset 3080   128 bytes name of the server that made the SlotStore, the rest zero
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from radixshmem.geometry import ComponentType, PoolGeometry
 TABLE_OFFSET = 2048  # well behind the core's header, well before the page ends
 _MAGIC = b"rdxpools"
 _ENTRY = struct.Struct("<IIQQQ")
+OWNER_OFFSET = 3072
+_OWNER_MAGIC = b"rdxowner"
+_OWNER = struct.Struct("128s")
 
 
 def write_pools(fd: int, header_bytes: int, pools: Iterable[PoolGeometry]) -> None:
@@ -36,6 +41,21 @@ def write_pools(fd: int, header_bytes: int, pools: Iterable[PoolGeometry]) -> No
         )
     with mmap.mmap(fd, header_bytes) as page:  # hugetlbfs knows no write()
         page[TABLE_OFFSET : TABLE_OFFSET + len(table)] = table
+
+
+def write_owner(fd: int, header_bytes: int, name: str) -> None:
+    """Store in the header page of ``header_bytes`` that the server ``name`` made the SlotStore."""
+    owner = _OWNER_MAGIC + _OWNER.pack(name.encode())
+    with mmap.mmap(fd, header_bytes) as page:
+        page[OWNER_OFFSET : OWNER_OFFSET + len(owner)] = owner
+
+
+def read_owner(fd: int) -> str:
+    """Name of the server that made the SlotStore open as ``fd``; "" if it is none, or not that far yet."""
+    owner = os.pread(fd, len(_OWNER_MAGIC) + _OWNER.size, OWNER_OFFSET)
+    if len(owner) < len(_OWNER_MAGIC) + _OWNER.size or not owner.startswith(_OWNER_MAGIC):
+        return ""
+    return owner[len(_OWNER_MAGIC) :].rstrip(b"\0").decode(errors="replace")
 
 
 def read_pools(fd: int, total_bytes: int) -> tuple[PoolGeometry, ...]:

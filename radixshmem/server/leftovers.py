@@ -4,7 +4,8 @@ Assumes: the name lock is held, so whatever is there has no living server.
 
 Guarantees: regions are adopted only when header, SlotStore and a copy of the whole index are proved
 valid and fit the configuration.  Regions that a client may still use, but that do not fit, are left
-alone.  Everything else is retired first, so that whoever comes late learns it, and then unlinked.
+alone, and so is the SlotStore of any other server, alive or dead.  Everything else is retired first, so
+that whoever comes late learns it, and then unlinked.
 """
 
 from __future__ import annotations
@@ -27,12 +28,20 @@ from radixshmem.errors import (
     RegionRetired,
     ServerNotReady,
 )
+from radixshmem.file_lock import is_locked
 from radixshmem.index import Index
 from radixshmem.names import default_data_name
 from radixshmem.records import RegionInfo, RegionState
-from radixshmem.region import destroy_store, object_path, open_index, open_object, retire_regions
+from radixshmem.region import (
+    destroy_store,
+    object_path,
+    open_index,
+    open_object,
+    refuse_store,
+    retire_regions,
+    store_refusal,
+)
 from radixshmem.server.exits import LeftoversInUse
-from radixshmem.server.lock import is_locked
 from radixshmem.sizes import format_size
 from radixshmem.store_header import read_pools
 
@@ -78,11 +87,19 @@ def inspect_leftovers(config: ServerConfig) -> Leftovers:
     Raises LeftoversInUse when living clients use regions that do not fit, and RadixError when objects
     of these names belong to somebody else.
     """
+    leftovers = _inspect(config)
+    if not isinstance(leftovers, Adopt):
+        _refuse_others_store(config)
+    return leftovers
+
+
+def _inspect(config: ServerConfig) -> Leftovers:
     try:
         fd = open_index(config.name, own=True)
     except FileNotFoundError:
         return _inspect_stray_store(config)
     with os.fdopen(fd, "rb+", buffering=0):
+        refuse_store(fd, config.name)
         try:
             if config.fresh:
                 raise _UnusableError("--fresh was given")
@@ -94,22 +111,25 @@ def inspect_leftovers(config: ServerConfig) -> Leftovers:
 def discard_leftovers(config: ServerConfig, decision: Discard) -> None:
     """Retire and unlink what ``decision`` is about."""
     log.warning("discarding what an earlier server %s left: %s", config.name, decision.reason)
-    # A SlotStore whose index cannot be read is known to be ours by the default name alone.
-    drop_regions(config.name, default_data_name(config.name), config.hugepage_path)
+    # A SlotStore that no readable index names is found by its name.
+    for data_name in {default_data_name(config.name), config.resolved_data_name} - {""}:
+        drop_regions(config.name, data_name, config.hugepage_path)
 
 
 def drop_regions(name: str, data_name: str, hugepage_path: str) -> None:
     """Retire and unlink the index ``name`` and the SlotStore ``data_name``, on either kind of pages.
 
-    ``data_name`` "": there is no SlotStore but the one that the index names, if it does.
+    ``data_name`` "": there is no SlotStore but the one that the index names, if it does.  What may not be
+    removed for the server ``name`` stays.
     """
     retire_regions(name)
     for path in {"", hugepage_path} if data_name else ():
-        destroy_store(data_name, path)
+        if not store_refusal(name, data_name, path):
+            destroy_store(data_name, path)
 
 
 def _inspect_stray_store(config: ServerConfig) -> Leftovers:
-    """A SlotStore without its index: a crash between two unlinks, or another server's."""
+    """A SlotStore without its index: a crash between two unlinks, if it is not another server's."""
     if not config.data_bytes:
         return Nothing()
     try:
@@ -117,12 +137,17 @@ def _inspect_stray_store(config: ServerConfig) -> Leftovers:
     except FileNotFoundError:
         return Nothing()
     with os.fdopen(fd, "rb", buffering=0):
-        if config.resolved_data_name != default_data_name(config.name):
-            raise RadixError(
-                f"--data-name: {object_path(config.resolved_data_name, config.hugepage_path)} exists and may "
-                f"belong to another server than {config.name}: choose another name, or remove it"
-            )
         return Discard("a SlotStore without an index", os.fstat(fd).st_blocks * 512)
+
+
+def _refuse_others_store(config: ServerConfig) -> None:
+    """RadixError if the SlotStore's name is taken by what is not this server's to remove."""
+    if not config.data_bytes:
+        return
+    for path in {config.hugepage_path, "" if config.hugepage_fallback else config.hugepage_path}:
+        refusal = store_refusal(config.name, config.resolved_data_name, path)
+        if refusal:
+            raise RadixError(f"--data-name: {refusal}: choose another name, or remove it if nobody needs it")
 
 
 def _inspect_index(fd: int, config: ServerConfig) -> Adopt:

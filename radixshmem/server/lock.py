@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-import struct
 
 from radixshmem import names
 from radixshmem.errors import RadixError
+from radixshmem.file_lock import is_locked, lock_file
 from radixshmem.server.exits import NameInUse
 
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
-_WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 _PID_BYTES = 32
 
 
@@ -69,18 +66,12 @@ def lock_holder(name: str) -> int | None:
         os.close(fd)
 
 
-def is_locked(fd: int) -> bool:
-    """Whether anybody else holds a record lock on any byte of the file open as ``fd``."""
-    probe = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
-    return bool(_FLOCK.unpack(probe)[0] != fcntl.F_UNLCK)
-
-
 def _lock_file(name: str, path: str) -> int:
     """An fd of the file at ``path`` that holds the lock."""
     while True:
         fd = _open(path)
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
+            lock_file(fd)
             if _leads_to(path, fd):
                 return fd
         except OSError as error:

@@ -7,7 +7,7 @@ import stat
 
 from radixshmem.errors import RadixError
 from radixshmem.names import default_data_name, default_endpoint, shm_path, socket_path
-from radixshmem.region import destroy_store, object_path, recorded_store, retire_regions
+from radixshmem.region import destroy_store, object_path, recorded_store, retire_regions, store_refusal
 from radixshmem.server.lock import NameLock
 
 
@@ -19,8 +19,9 @@ def remove_leftovers(name: str) -> list[str]:
     socket = socket_path(default_endpoint(name))
     lock = NameLock(name)
     try:
-        # A SlotStore whose index is gone, or cannot be read, is known to be ours by the default name alone.
         data_name, hugepage_path = recorded_store(name) or (default_data_name(name), "")
+        if data_name and store_refusal(name, data_name, hugepage_path):
+            data_name = ""  # not ours
         paths = [shm_path(name), socket]
         if data_name:
             paths.insert(1, object_path(data_name, hugepage_path))

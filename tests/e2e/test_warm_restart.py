@@ -295,9 +295,9 @@ def test_what_is_not_provably_valid_is_discarded_with_a_reason(
 
 def test_store_of_other_regions_is_not_adopted(shm_name: str) -> None:
     leave_region(shm_name)
-    other = shm_name + "b"
-    leave_region(other)
-    os.replace(f"/dev/shm{other}_data", f"/dev/shm{shm_name}_data")
+    os.rename(f"/dev/shm{shm_name}_data", f"/dev/shm{shm_name}_earlier")
+    leave_region(shm_name, "--fresh")
+    os.replace(f"/dev/shm{shm_name}_earlier", f"/dev/shm{shm_name}_data")
     with Daemon(shm_name, *BUDGET) as daemon:
         daemon.wait_mode("waiting")
         assert "belongs to other regions" in daemon.log

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from radixshmem import NoSpace, RadixError, ServerConfig, ServerInfo
+from radixshmem.file_lock import is_locked
 from radixshmem.names import lock_path
 from radixshmem.server import ClusterUnavailable, ExitCode, LeftoversInUse, NameInUse, exit_code
-from radixshmem.server.lock import NameLock, is_locked, lock_holder
+from radixshmem.server.lock import NameLock, lock_holder
 from radixshmem.server.logs import Logs
 from radixshmem.server.state import ServerState
 from radixshmem.server.systemd import notify, watchdog_interval_s

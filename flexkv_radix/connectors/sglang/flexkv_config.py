@@ -63,6 +63,8 @@ class FlexKVConfig:
         identity = _identity(sglang_config, server_args, full=self.settings.fingerprint == "full")
         self.cache_config = CacheConfig(tokens_per_block=page_size, model_identity=identity)
         model = self.model_config
+        if model.dp_size > 1:  # SGLang does not tell it: with DP attention, the ranks are cut into groups
+            dp_rank = tp_rank // (model.tp_size // model.dp_size)
         ranks_per_node = max(1, model.tp_size * model.pp_size // model.nnodes)
         global_rank = pp_rank * model.tp_size + tp_rank
         return RankInfo(

@@ -16,10 +16,9 @@ from flexkv_radix.connectors.counters import Counters
 from flexkv_radix.connectors.events import EventBuffer
 from flexkv_radix.connectors.readiness import await_ready
 from flexkv_radix.connectors.vllm.plan import EnginePlan, UnsupportedEngine, identity_of, plan_of
-from flexkv_radix.connectors.vllm.scheduler import Request, SchedulerSide, StepReport
+from flexkv_radix.connectors.vllm.scheduler import Request, SchedulerSide, StepReport, manager_of
 from flexkv_radix.connectors.vllm.stats import RadixShmemStats
 from flexkv_radix.connectors.vllm.worker import WorkerSide
-from flexkv_radix.manager import KVManager
 from flexkv_radix.settings import load_settings
 
 if TYPE_CHECKING:
@@ -72,12 +71,8 @@ class ConnectorCore:
     def _start_scheduler(self, vllm_config: Any, plan: EnginePlan) -> None:
         transfer = vllm_config.kv_transfer_config
         options = transfer.kv_connector_extra_config
-        manager = KVManager(
-            plan.model_config(),
-            plan.cache_config(identity_of(vllm_config, vllm.__version__)),
-            gpu_register_port=plan.register_port,
-            event_collector=self._events if _wants_events(vllm_config) else None,
-        )
+        events = self._events if _wants_events(vllm_config) else None
+        manager = manager_of(plan, identity_of(vllm_config, vllm.__version__), events)
         self._cache = SharedCache(manager, plan.tokens_per_block)
         self._scheduler = SchedulerSide(
             self._cache,

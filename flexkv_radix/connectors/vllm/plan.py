@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flexkv_radix.config import CacheConfig, ModelConfig, dtype_itemsize, dtype_name
+from flexkv_radix.config import CacheConfig, ModelConfig, RankInfo, dtype_itemsize, dtype_name
 from flexkv_radix.connectors.model_options import digest_of, length_of, named
 from flexkv_radix.fingerprint import model_identity
 from flexkv_radix.settings import load_settings
@@ -38,6 +38,7 @@ class EnginePlan:
     is_replicated: bool  # every tensor-parallel rank holds the same bytes
     dtype: str
     register_port: str
+    dp_client_id: int = 0  # of this data-parallel rank among all that use one KVServer
 
     def model_config(self) -> ModelConfig:
         """FlexKV's description of the model, in opaque blocks."""
@@ -80,7 +81,16 @@ def plan_of(vllm_config: Any, kv_cache_config: Any | None) -> EnginePlan:
         is_replicated=replicated,
         dtype=dtype,
         register_port=f"ipc://{tempfile.gettempdir()}/radixshmem-{vllm_config.kv_transfer_config.engine_id}",
+        dp_client_id=_dp_client_id(parallel),
     )
+
+
+def _dp_client_id(parallel: Any) -> int:
+    """Ranks of a dense model are engines with data_parallel_size 1 each: the index alone tells them apart."""
+    dp_size = int(getattr(parallel, "data_parallel_size", 1))
+    dp_rank = int(getattr(parallel, "data_parallel_index", 0))
+    instance_id = load_settings().instance_id
+    return RankInfo(ModelConfig(dp_size=dp_size), dp_rank=dp_rank, instance_id=instance_id).dp_client_id
 
 
 def _pages(vllm_config: Any, kv_cache_config: Any | None) -> tuple[Any, int]:

@@ -22,7 +22,10 @@ import numpy.typing as npt
 
 from flexkv_radix.connectors.base import SharedCache
 from flexkv_radix.connectors.namespace import request_namespace
+from flexkv_radix.connectors.vllm.plan import EnginePlan
+from flexkv_radix.events import EventCollector
 from flexkv_radix.fingerprint import model_identity
+from flexkv_radix.manager import KVManager
 
 
 class Request(Protocol):
@@ -53,6 +56,17 @@ class StepReport:
 class _PlannedLoad:
     request_id: str
     block_ids: list[int]
+
+
+def manager_of(plan: EnginePlan, identity: str, event_collector: EventCollector | None = None) -> KVManager:
+    """The KVManager of the engine that plan describes, not started.  identity: of its model (plan.py)."""
+    return KVManager(
+        plan.model_config(),
+        plan.cache_config(identity),
+        dp_client_id=plan.dp_client_id,
+        gpu_register_port=plan.register_port,
+        event_collector=event_collector,
+    )
 
 
 class SchedulerSide:

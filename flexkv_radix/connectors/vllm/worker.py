@@ -19,7 +19,9 @@ class WorkerSide:
 
     def __init__(self, plan: EnginePlan, *, tp_rank: int, pp_rank: int) -> None:
         self._plan = plan
-        self._client = KVTPClient(plan.register_port, dp_client_id=0, device_id=tp_rank, pp_rank=pp_rank)
+        self._client = KVTPClient(
+            plan.register_port, dp_client_id=plan.dp_client_id, device_id=tp_rank, pp_rank=pp_rank
+        )
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Let the transfer worker map this rank's tensors.  ValueError if they cannot be moved by blocks."""

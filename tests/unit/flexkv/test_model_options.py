@@ -57,9 +57,13 @@ def vllm_identity(
     )
 
 
-def sglang_identity(
-    path: Path, hf: dict[str, Any] | None = None, context_len: int = 1024, **args: Any
-) -> str:
+def sglang_identity(path: Path, hf: dict[str, Any] | None = None, **options: Any) -> str:
+    return sglang_plan(path, hf, **options)[0].cache_config.model_identity
+
+
+def sglang_plan(
+    path: Path, hf: dict[str, Any] | None = None, context_len: int = 1024, tp_rank: int = 0, **args: Any
+) -> tuple[FlexKVConfig, RankInfo]:
     config = FlexKVConfig.from_env()
     hf_config = HfConfig(path, context_len=context_len, **hf or {})
     sizes = {"num_hidden_layers": 2, "head_dim": 8, "get_total_num_kv_heads": lambda: 2}

@@ -1,7 +1,7 @@
 """KVDPClient: the backend of a KVManager whose tasks run in the node's KVServer.
 
-Each thread has a ZeroMQ socket of its own, so one thread's wait holds up no other.  When the server
-dies, every call in progress returns within a second: matches find nothing and tasks are FAILED (once
+Each call has a ZeroMQ socket for itself (lines.py), so one thread's wait holds up no other.  When the
+server dies, every call in progress returns within a second: matches find nothing and tasks are FAILED (once
 nobody moves their blocks any more), until there is a server again (connection.py).
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 import zmq
@@ -24,24 +23,16 @@ from flexkv_radix.responses import KVResponseStatus
 from flexkv_radix.ring import Hashes, RingEvents
 from flexkv_radix.server import messages as m
 from flexkv_radix.server.connection import REPLY_TIMEOUT_S, Connection, KVServerDied, Server
+from flexkv_radix.server.lines import LineError
 from flexkv_radix.server.misses import Misses, is_miss
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.table import Answer
+from flexkv_radix.transfer.peers import StrangerError
 from radixshmem import RadixError
 
-_CHECK_MS = 200  # how often a waiting call looks whether the server is alive
 _MOVING_POLL_S = 0.01
-_SHUTDOWN_S = 2.0
 _GENERATION = 1 << 40  # a task's number is its number at the server, plus this for each earlier server
 R = TypeVar("R")
-
-
-@dataclass
-class _Line:
-    """A thread's socket.  lock: while it is used."""
-
-    sock: zmq.Socket[bytes]
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class KVDPClient:
@@ -51,12 +42,7 @@ class KVDPClient:
         """launch_server: start a server if nobody serves endpoint."""
         self._endpoint = endpoint
         self._connection = Connection(endpoint, spec, launch_server=launch_server, why_off=self._why_off)
-        self._context = zmq.Context()
-        self._local = threading.local()
         self._calls = itertools.count(1)
-        self._lines: list[_Line] = []
-        self._is_shut = False
-        self._lock = threading.Lock()  # of these two
         self._misses = Misses()
         self._counts: m.StateReply | None = None  # as of when the engine was ready, or met another region
         self._ring_generation = 0
@@ -98,16 +84,7 @@ class KVDPClient:
 
     def shutdown(self) -> None:
         """Leave the server, which ends this client's tasks and no other's.  A second call does nothing."""
-        self._connection.close()
-        with self._lock:
-            self._is_shut = True
-            lines, self._lines = self._lines, []
-        for line in lines:
-            is_idle = line.lock.acquire(timeout=_SHUTDOWN_S)  # calls under way see that the server is gone
-            line.sock.close(linger=0)
-            if is_idle:
-                line.lock.release()
-        self._context.term()
+        self._connection.close()  # calls under way see that the server is gone
 
     @property
     def region(self) -> str:
@@ -320,17 +297,24 @@ class KVDPClient:
 
     def _call(self, server: Server, verb: m.Verb, expected: type[R], wait_s: float = 0.0) -> R:
         call = next(self._calls)
-        with self._socket() as sock:
-            try:
-                sock.send(m.encode(m.Request(server.token, call, verb)))
-            except zmq.Again:  # it has not read for long
-                self._lose(server, "no answer")
-            outcome = self._receive(server, sock, call, wait_s + REPLY_TIMEOUT_S)
+        request = m.encode(m.Request(server.token, call, verb))
+        try:
+            with server.lines.take() as sock:
+                self._send(server, sock, request)
+                outcome = self._receive(server, sock, call, wait_s + REPLY_TIMEOUT_S)
+        except (LineError, StrangerError) as error:
+            self._lose(server, str(error))
         if isinstance(outcome, expected):
             return outcome
         if isinstance(outcome, m.Failure):
             raise (ValueError if outcome.is_argument else RadixError)(outcome.error)
         raise RadixError(f"the KVServer answered {type(verb).__name__} with {type(outcome).__name__}")
+
+    def _send(self, server: Server, sock: zmq.Socket[bytes], request: bytes) -> None:
+        try:
+            sock.send(request)
+        except zmq.Again:  # it has not read for long
+            self._lose(server, "no answer")
 
     def _receive(self, server: Server, sock: zmq.Socket[bytes], call: int, timeout_s: float) -> m.Outcome:
         deadline_s = time.monotonic() + timeout_s
@@ -353,27 +337,6 @@ class KVDPClient:
         why = f"KVServer {self._endpoint}: {why}"
         self._connection.lost(server, why)
         raise KVServerDied(why)
-
-    @contextlib.contextmanager
-    def _socket(self) -> Iterator[zmq.Socket[bytes]]:
-        """This thread's socket.  KVServerDied after shutdown()."""
-        line: _Line | None = getattr(self._local, "line", None)
-        if line is None:
-            line = self._local.line = self._new_line()
-        with line.lock:
-            if line.sock.closed:
-                raise KVServerDied("shut down")
-            yield line.sock
-
-    def _new_line(self) -> _Line:
-        with self._lock:
-            if self._is_shut:
-                raise KVServerDied("shut down")
-            sock = self._context.socket(zmq.DEALER)
-            sock.rcvtimeo = sock.sndtimeo = _CHECK_MS
-            sock.connect(self._endpoint)
-            self._lines.append(_Line(sock))
-            return self._lines[-1]
 
 
 def _outer(server: Server, task_id: int) -> int:

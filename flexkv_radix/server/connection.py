@@ -23,6 +23,7 @@ from collections.abc import Callable
 from flexkv_radix.restarts import Restarts
 from flexkv_radix.server import liveness
 from flexkv_radix.server import messages as m
+from flexkv_radix.server.lines import Lines
 from flexkv_radix.server.spawn import ensure_server
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.transfer.lifeline import Lifeline
@@ -50,9 +51,12 @@ class KVServerDied(RadixError):  # noqa: N818
 class Server:
     """One server that this client was welcomed by."""
 
-    def __init__(self, generation: int, token: bytes, alive: socket.socket, lifeline: Lifeline) -> None:
+    def __init__(
+        self, generation: int, token: bytes, lines: Lines, alive: socket.socket, lifeline: Lifeline
+    ) -> None:
         self.generation = generation  # 0: the first one
         self.token = token
+        self.lines = lines
         self._alive = alive
         self._lifeline = lifeline
         self._lost_s = math.inf
@@ -67,10 +71,11 @@ class Server:
         """Leave: the server ends this client's tasks."""
         self._lost_s = min(self._lost_s, time.monotonic())
         self._alive.close()
+        self.lines.close()
 
     def forget(self) -> None:
         """Leave a server that never had a task."""
-        self._alive.close()
+        self.close()
         self._lifeline.close()
 
     def is_over(self) -> bool:
@@ -228,7 +233,7 @@ class Connection:
             alive.close()
             lifeline.close()
             return None, welcome
-        server = Server(self._num_welcomes, welcome.token, alive, lifeline)
+        server = Server(self._num_welcomes, welcome.token, Lines(self._endpoint), alive, lifeline)
         self._num_welcomes += 1
         return server, welcome
 

@@ -61,6 +61,19 @@ def test_a_client_says_nothing_to_a_stranger(mode: dict[str, str], tmp_path: Pat
             assert other.stdout.readline() == "0 0\n"
 
 
+def test_no_token_goes_to_a_stranger(node: Node, tmp_path: Path, server) -> None:
+    """Who listens at the endpoint of a server that lives is seen before the first request."""
+    name = node.serve(data_bytes=64 * SMALL_SLOT_BYTES)
+    (tmp_path / "flexkv").unlink()
+    with stranger("listen", tmp_path / "flexkv") as other:
+        with small_engine(name, tmp_path, environ=EXTERNAL) as engine:
+            eventually(lambda: f"user id {UID}" in engine.manager.disabled, "the end of the cache")
+            assert not engine.manager.get_match(PROMPT)[1].any()
+        num_bytes, num_fds = map(int, other.stdout.readline().split())
+        assert num_bytes <= 64, "more than ZeroMQ's own greeting"
+        assert num_fds == 0
+
+
 def test_a_strangers_lock_is_named(tmp_path: Path) -> None:
     with stranger("lock", tmp_path / "flexkv.lock"):
         result = subprocess.run(

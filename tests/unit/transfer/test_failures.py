@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
 import socket
+import struct
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +42,7 @@ from flexkv_radix.transfer.protocol import (
     encode,
 )
 from flexkv_radix.transfer.registration import register_rank
+from flexkv_radix.transfer.wire import connect
 from radixshmem.geometry import ComponentType
 
 FULL, SWA = ComponentType.FULL, ComponentType.SWA
@@ -281,6 +285,25 @@ def test_nonsense_on_the_registration_socket_harms_nobody(name: str, engine) -> 
         with contextlib.suppress(ConnectionResetError):  # closed with bytes unread
             assert sock.recv(1) == b""
         assert engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok
+
+
+@pytest.mark.parametrize("where", ["registration", "eventfds"])
+def test_a_slow_introduction_holds_up_no_op(where: str, part, store, tmp_path) -> None:
+    with start_engine(store, [EngineRank(RankPlace(), [part])], tmp_path, layerwise=True) as engine:
+        path = engine.config.register_endpoint
+        if where == "eventfds":
+            path = engine.config.layerwise_sockets[0].path
+        with connect(path, 1.0) as slow:
+            slow.sendall(b"\x10")
+            wait_for(lambda: num_unread_bytes(slow) == 0, "that the byte is read")
+            started_s = time.monotonic()
+            assert engine.run(engine.op(OpKind.D2H, [0], [0]))[0].ok
+            assert time.monotonic() - started_s < 5
+
+
+def num_unread_bytes(sock: socket.socket) -> int:
+    """Sent, and not read by the other side."""
+    return struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 def test_device_marks_are_asked_for_by_cuda_ranks_only(engine) -> None:

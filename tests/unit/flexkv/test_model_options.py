@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from flexkv_radix.config import RankInfo
 from flexkv_radix.connectors.model_options import digest_of, length_of
 from flexkv_radix.connectors.sglang.flexkv_config import FlexKVConfig
 from flexkv_radix.connectors.vllm.plan import identity_of
@@ -75,10 +76,10 @@ def sglang_plan(
         "tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "node_rank": 0, "kv_cache_dtype": "auto",
         "json_model_override_args": "{}", "load_format": "auto", "quantization_param_path": None, **args,
     }  # fmt: skip
-    config.post_init_from_sglang_config(
-        sglang_config=model, server_args=SimpleNamespace(**given), page_size=16, tp_rank=0
+    rank = config.post_init_from_sglang_config(
+        sglang_config=model, server_args=SimpleNamespace(**given), page_size=16, tp_rank=tp_rank
     )
-    return config.cache_config.model_identity
+    return config, rank
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,16 @@ def test_what_does_not_change_the_kv(tmp_path: Path) -> None:
     assert vllm_identity(path) == vllm_identity(path, max_model_len=4096, served_model_name="another")
     assert vllm_identity(path) == vllm_identity(path, hf={"transformers_version": "5.0", "max_model_len": 9})
     assert sglang_identity(path) == sglang_identity(path, context_len=512)
+
+
+def test_groups_of_dp_attention_are_clients_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXKV_INSTANCE_ID", "3")
+    split = {"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}
+    ranks = [sglang_plan(weights(tmp_path), tp_rank=tp_rank, **split)[1] for tp_rank in range(4)]
+    assert [rank.dp_client_id for rank in ranks] == [6, 6, 7, 7]
+    assert [rank.attn_tp_rank for rank in ranks] == [0, 1, 0, 1]
 
 
 def test_digests_are_the_same_in_every_process() -> None:

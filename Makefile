@@ -14,7 +14,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml setup.py MANIFEST.in $(wildcard csrc/*.[ch] radixshmem/_build.py flexkv_radix/_build_copy.py)
 
-.PHONY: help demo test check format asan ubsan tsan crash fuzz torture bench docs gpu-test test-engines clean
+.PHONY: help demo test check format asan ubsan tsan crash fuzz torture pressure bench docs gpu-test test-engines clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ fuzz:
 ## torture       random verbs, kills and stops for SECONDS, from SEED
 torture: $(VENV)/.test
 	$(PY) -m tests.torture --seconds $(SECONDS) --seed $(SEED)
+
+## pressure      engines on a cache much too small for them, for SECONDS
+pressure: $(VENV)/.test
+	RADIX_PRESSURE_S=$(SECONDS) $(PY) -m pytest -s tests/e2e/flexkv/test_kv_pressure.py
 
 ## bench         all CPU benchmarks; TRACE=path replays a Mooncake request trace
 bench: $(VENV)/.test

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,12 +12,16 @@ from daemon import eventually
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Within, the process pid does not run."""
+def stopped(pid: int) -> Iterator[Callable[[], None]]:
+    """Within, the process pid does not run, or until what this yields is called."""
+
+    def go_on() -> None:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGCONT)
+
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     try:
-        yield
+        yield go_on
     finally:
-        if Path(f"/proc/{pid}").exists():
-            os.kill(pid, signal.SIGCONT)
+        go_on()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -11,6 +10,9 @@ from daemon import Daemon, eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, small_engine, tokens_of
 from engine_process import EngineProcess
 from node import Node
+from stopping import stopped
+
+from flexkv_radix import KVResponseStatus
 
 PROMPT = tokens_of(5 * BLOCK + 3)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
@@ -112,13 +114,24 @@ def test_radix_server_killed_and_restarted_is_not_noticed(shm_name: str, tmp_pat
 
 
 def test_radix_server_killed_in_mid_transfer_fails_nothing(shm_name: str, tmp_path: Path) -> None:
+    """A store and a load are under way when it dies, and end while there is none."""
     flags = ("--data-bytes", str(NUM_SLOTS * SMALL_SLOT_BYTES))
+    stored, loaded = tokens_of(5 * BLOCK), tokens_of(5 * BLOCK, 1)
     with Daemon(shm_name, *flags) as server, small_engine(shm_name, tmp_path) as engine:
         server.wait_serving()
-        engine.wait_ready()
-        for turn in range(200):
-            if turn == 50:
-                os.kill(server.process.pid, signal.SIGKILL)
+        engine.wait_ready().put(loaded, HERE)
+        engine.compute(stored, HERE)
+        put, get = engine.manager.put_match(stored)[0], engine.manager.get_match(loaded)[0]
+        with stopped(engine.manager._backend._driver.worker.pid):
+            engine.manager.launch([put, get], [engine.slots(HERE), engine.slots(THERE)])
+            server.kill()
+            engine.expect(put, KVResponseStatus.TIMEOUT, 0.1)
+        engine.expect(put, KVResponseStatus.SUCCESS)
+        engine.expect(get, KVResponseStatus.SUCCESS)
+        assert engine.wrong_blocks(loaded, THERE) == []
+        assert engine.get(stored, THERE) == 5 * BLOCK
+        assert held(engine.manager._backend.tier.client) == (0, 0)
+        for turn in range(50):
             tokens = tokens_of(5 * BLOCK, turn % 15)
             engine.put(tokens, HERE)
             assert engine.get(tokens, THERE) == 5 * BLOCK

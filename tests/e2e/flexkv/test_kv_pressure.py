@@ -1,6 +1,6 @@
 """Two engines and several threads on a cache that is much too small: never a wrong byte.
 
-RADIX_PRESSURE_S=60 runs it for longer.
+`make pressure SECONDS=60` runs it for longer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -258,19 +256,18 @@ def test_a_timeout_leaves_the_task_alive(engine: Engine) -> None:
 @pytest.mark.parametrize("timeout", [float("inf"), 1e12])
 def test_a_wait_for_ever(engine: Engine, timeout: float) -> None:
     task_id = put_task(engine)
-    with stopped(worker_pid(engine)):
+    with ThreadPoolExecutor() as pool, stopped(worker_pid(engine)) as go_on:
         engine.manager.launch([task_id], [engine.slots(HERE)])
-        with ThreadPoolExecutor() as pool:
-            answer = pool.submit(engine.expect, task_id, KVResponseStatus.SUCCESS, timeout)
-            assert not wait([answer], 0.2).done
-            os.kill(worker_pid(engine), signal.SIGCONT)
-            answer.result(20)
+        answer = pool.submit(engine.expect, task_id, KVResponseStatus.SUCCESS, timeout)
+        assert not wait([answer], 0.2).done
+        go_on()
+        answer.result(20)
 
 
 def test_one_threads_wait_blocks_no_other(engine: Engine) -> None:
     """A thread waits for a task that cannot end yet; meanwhile all other calls are answered."""
     task_id = put_task(engine)
-    with ThreadPoolExecutor() as pool, stopped(worker_pid(engine)):
+    with ThreadPoolExecutor() as pool, stopped(worker_pid(engine)) as go_on:
         engine.manager.launch([task_id], [engine.slots(HERE)])
         answer = pool.submit(engine.expect, task_id, KVResponseStatus.SUCCESS)
         for name in range(50):
@@ -280,7 +277,7 @@ def test_one_threads_wait_blocks_no_other(engine: Engine) -> None:
         engine.manager.cancel([staged])
         engine.expect(staged, KVResponseStatus.CANCELLED)
         assert not answer.done()
-        os.kill(worker_pid(engine), signal.SIGCONT)
+        go_on()
         answer.result(20)
 
 

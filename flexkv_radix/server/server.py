@@ -164,19 +164,27 @@ class KVServer:
         return None if hello is None else functools.partial(self._greet, arrival.sock, *hello)
 
     def _greet(self, sock: socket.socket, hello: m.Hello, lifeline_fd: int) -> None:
-        refusal = self._refusal(hello)
-        if refusal is not None:
+        desk = self._refusal(hello) or self._new_desk(hello, sock, lifeline_fd)
+        if isinstance(desk, m.Welcome):
             os.close(lifeline_fd)
             with sock, contextlib.suppress(OSError):  # it has left
-                liveness.send(sock, refusal)
+                liveness.send(sock, desk)
             return
-        desk = Desk(hello, Peer(sock), lifeline_fd, self._metrics, self._wake)
         self._desks[desk.token] = desk
         for fd in desk.peer.files:
             self._poller.register(fd, select.POLLIN)
         with contextlib.suppress(OSError):  # it has left: the next poll tells
             liveness.send(sock, m.Welcome(desk.token))
         logger.info("client %d (pid %d) came", desk.dp_client_id, desk.pid)
+
+    def _new_desk(self, hello: m.Hello, sock: socket.socket, lifeline_fd: int) -> Desk | m.Welcome:
+        """The desk, or why there cannot be one now."""
+        try:
+            return Desk(hello, Peer(sock), lifeline_fd, self._metrics, self._wake)
+        except (OSError, RuntimeError) as error:  # too many open files, or threads
+            why = f"the KVServer cannot take another client: {error}"
+            logger.warning("%s", why)
+            return m.Welcome(b"", why, try_again=True)
 
     def _refusal(self, hello: m.Hello) -> m.Welcome | None:
         wanted = hello.spec.dp_client_id

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import resource
 import socket
 import struct
 import threading
@@ -127,3 +130,27 @@ def test_slow_introductions_hold_up_nobody(node: Node, tmp_path: Path, server) -
             finally:
                 is_over.set()
                 thread.join()
+
+
+def test_too_many_open_files_end_no_server(node: Node, tmp_path: Path, server) -> None:
+    """Whatever it is that the limit hits: accepting a client, taking its lifeline, making its engine."""
+    name = node.serve(data_bytes=DATA_BYTES)
+    with small_engine(name, tmp_path, environ=EXTERNAL).wait_ready() as engine:
+        spec = dataclasses.replace(engine.manager._backend._connection._spec, dp_client_id=5)
+        engine.put(PROMPT, range(5))
+        limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        free = min(set(range(1000)) - {int(fd) for fd in os.listdir(f"/proc/{server.pid}/fd")})
+        for num_more in range(6):
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (free + num_more, limits[1]))
+            with contextlib.suppress(OSError):
+                sock, lifeline, _ = liveness.connect(
+                    f"ipc://{tmp_path}/flexkv", m.Hello(spec, os.getpid()), 3
+                )
+                sock.close()
+                lifeline.close()
+            assert server.poll() is None
+            assert engine.get(PROMPT, range(5)) == 5 * BLOCK
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+        with small_engine(name, tmp_path, environ=EXTERNAL, dp_client_id=5).wait_ready() as other:
+            assert other.get(PROMPT, range(5)) == 5 * BLOCK
+    assert server.poll() is None

@@ -12,6 +12,7 @@ import pytest
 from daemon import eventually
 from engine import BLOCK, SMALL_SLOT_BYTES, Engine, small_engine, tokens_of
 from frozen import frozen_index
+from kv_server import EXTERNAL
 from node import Node
 from stopping import stopped
 
@@ -414,6 +415,26 @@ def test_tasks_that_nobody_asks_for_are_forgotten(node: Node, tmp_path: Path) ->
         eventually(lambda: len(table) == 0, "an empty table")
         assert held(engine) == (0, 0)
         engine.expect(put, KVResponseStatus.NOT_FOUND)
+
+
+@pytest.mark.parametrize("environ", [{}, EXTERNAL], ids=["in process", "KVServer"])
+def test_flags_and_numbers_of_any_type(node: Node, tmp_path: Path, server, environ: dict[str, str]) -> None:
+    name = node.serve(data_bytes=NUM_SLOTS * SMALL_SLOT_BYTES)
+    with small_engine(name, tmp_path, environ=environ).wait_ready() as engine:
+        engine.put(PROMPT, HERE)
+        for flag in (0, 1, np.bool_(True)):
+            get, mask = engine.manager.get_match(PROMPT, swa_aware=flag)
+            put, _ = engine.manager.put_match(PROMPT, swa_aware=flag)
+            prefetch = engine.manager.prefetch_async(PROMPT, swa_aware=flag)
+            assert mask.all()
+            engine.manager.launch(
+                np.array([get]), [engine.slots(THERE)], None, flag, np.bool_(False), np.int64(0)
+            )
+            for task_id in (get, put, prefetch):
+                engine.expect(task_id, KVResponseStatus.SUCCESS, np.float32(20))
+        with pytest.raises(TypeError):
+            engine.manager.launch([get], [engine.slots(THERE)], counter_id=0.5)
+        assert not engine.manager.disabled
 
 
 def test_a_second_start_does_nothing(node: Node, tmp_path: Path) -> None:

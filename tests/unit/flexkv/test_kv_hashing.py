@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flexkv_radix.hashing import hash_tokens, namespace_words
+from flexkv_radix.hashing import hash_tokens, names_within, namespace_words
 
 TOKENS = np.arange(64, dtype=np.int64)
+VERSIONS = st.sampled_from(["", "1", "2"])
+NAMESPACES = st.lists(st.sampled_from(["", "1", "weights=", "weights=1", "weights=2"]), max_size=3)
 VECTORS = [50805424035424587, 2598674594981696037, 748297365310093078, 14144226175942821585]
 
 
@@ -36,3 +40,16 @@ def test_names_cannot_imitate_each_other() -> None:
     assert namespace_words(("ab", "c")).tolist() != namespace_words(("a", "bc")).tolist()
     with pytest.raises(ValueError, match="namespace"):
         hash_tokens(TOKENS, 16, ["a\0b"])
+    with pytest.raises(TypeError, match=r"\['ab'\]"):
+        hash_tokens(TOKENS, 16, "ab")
+
+
+@given(NAMESPACES, NAMESPACES, VERSIONS, VERSIONS)
+def test_versions_of_the_weights_cannot_be_imitated(
+    names: list[str], others: list[str], weights: str, other_weights: str
+) -> None:
+    within, other = names_within(weights, names), names_within(other_weights, others)
+    if within and other:
+        same = "\0".join(within) == "\0".join(other)
+        assert same == ((weights, names) == (other_weights, others))
+    assert names_within("", ["tenant", *names]) == ("tenant", *names)

@@ -70,7 +70,9 @@ def test_other_numbers_of_tensors_are_refused(kind: KVCacheLayoutType, wrong: in
 
 def test_mla_is_one_replicated_half() -> None:
     layout = KVCacheLayout(KVCacheLayoutType.LAYERFIRST, L, B, T, 1, D, is_mla=True)
-    assert (layout.kv_dim, layout.is_replicated) == (1, True)
+    assert (layout.kv_dim, layout.is_mla, layout.is_replicated) == (1, True, True)
+    assert KVCacheLayout(KVCacheLayoutType.LAYERFIRST, L, B, T, 1, D, kv_dim=1).is_mla
+    assert not KVCacheLayout(KVCacheLayoutType.LAYERFIRST, L, B, T, 1, D).is_mla
     assert not KVCacheLayout(
         KVCacheLayoutType.LAYERFIRST, L, B, T, 1, D, kv_dim=1, replicated=False
     ).is_replicated

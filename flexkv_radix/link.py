@@ -70,6 +70,7 @@ class StoreLink:
             cuda_path=self._spec.cuda_path,
             queue_threads=self._spec.queue_threads,
             layerwise_sockets=self._spec.layerwise_sockets,
+            owner=self._spec.owner,
         )
         index = self._client.index
         worker = TransferHandle(

@@ -22,7 +22,7 @@ from flexkv_radix.planner import Blocks
 from flexkv_radix.responses import KVResponse
 from flexkv_radix.ring import Hashes
 from flexkv_radix.settings import load_settings
-from flexkv_radix.start import engine_spec, make_backend
+from flexkv_radix.start import claim_endpoint, engine_spec, make_backend
 from flexkv_radix.table import Answer
 from flexkv_radix.tokens import Mask, Tokens, as_mask, as_tokens, gpu_blocks_of, token_mask_of, wanted_blocks
 
@@ -54,6 +54,7 @@ class KVManager:
         settings = load_settings()
         recv_port = server_recv_port or settings.server_recv_port
         spec = engine_spec(settings, model_config, cache_config, dp_client_id, recv_port, gpu_register_port)
+        self._claim = claim_endpoint(spec)
         self._cache_config = cache_config
         self._block = cache_config.tokens_per_block
         self._backend: Backend = make_backend(settings, spec, recv_port)
@@ -102,6 +103,7 @@ class KVManager:
         if self._pump is not None:
             self._pump.stop()
         self._backend.shutdown()
+        self._claim.close()
 
     def reset(self, weights: str = "") -> None:
         """The engine has new weights: nothing stored so far may be found by it again.

@@ -19,6 +19,8 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from flexkv_radix.config import register_endpoint
+
 logger = logging.getLogger(__name__)
 
 _PREFIX = "FLEXKV_"
@@ -64,13 +66,18 @@ class FlexKVSettings(BaseSettings):
     enable_radixshmem: bool = Field(True, description="the only mode; false disables the cache")
     strict: bool = Field(False, description="raise instead of disabling the cache when it is refused")
     attach_timeout_s: float = Field(600.0, gt=0, description="how long to wait for the radix-server")
-    server_recv_port: str = Field("ipc:///tmp/flexkv_server", description="endpoint of the KVServer")
+    server_recv_port: str = Field(
+        "ipc:///tmp/flexkv_server",
+        description="endpoint of the KVServer; where ranks register follows from it",
+    )
     server_client_mode: bool = Field(False, description="the same as server_launch_mode=embedded")
     server_launch_mode: Literal["", "embedded", "external"] = Field(
         "", description="go through one KVServer per node, started by the engines or by the operator"
     )
-    instance_num: int = Field(1, ge=1, description="engine instances of this node that share the KVServer")
-    instance_id: int = Field(0, ge=0, description="number of this instance, from 0")
+    instance_num: int = Field(1, ge=1, description="instances of the engine on this node")
+    instance_id: int = Field(
+        0, ge=0, description="number of this instance, from 0: those with one server_recv_port need their own"
+    )
     cpu_layout: str = Field("BLOCKFIRST", description="order of a host block: BLOCKFIRST")
     fingerprint: Literal["sampled", "full"] = Field(
         "sampled", description="full: hash every byte of the weights"
@@ -119,9 +126,32 @@ def load_settings() -> FlexKVSettings:
         name = str(first["loc"][0])
         where = f"{_PREFIX}{name.upper()}" if f"{_PREFIX}{name.upper()}" in os.environ else f"{path}: {name}"
         raise ValueError(f"{where}: {first['msg']} (given: {first['input']!r})") from error
+    if "instance_num" in settings.model_fields_set and settings.instance_id >= settings.instance_num:
+        raise ValueError(
+            f"FLEXKV_INSTANCE_ID: {settings.instance_id} given, but instances count from 0 and there are "
+            f"FLEXKV_INSTANCE_NUM={settings.instance_num}"
+        )
     if settings.cpu_layout.upper() != "BLOCKFIRST":
         warn_once(f"FLEXKV_CPU_LAYOUT={settings.cpu_layout} is ignored: host blocks are always BLOCKFIRST")
     return settings
+
+
+def client_id_of(settings: FlexKVSettings, dp_client_id: int, dp_size: int) -> int:
+    """Number of a data-parallel group among all instances of the node: instance * dp_size + its rank.
+
+    dp_client_id is the group's rank in its engine, or that number already (RankInfo.dp_client_id), which is
+    at least dp_size if there are several instances.  A KVServer and the metrics tell engines apart by it.
+    """
+    return dp_client_id if dp_client_id >= dp_size else settings.instance_id * dp_size + dp_client_id
+
+
+def rank_endpoint(settings: FlexKVSettings, gpu_register_port: str, dp_client_id: int) -> str:
+    """Unix socket at which the ranks of one data-parallel group of this instance register.
+
+    Both arguments as KVManager and KVTPClient are given them.
+    """
+    suffix = f"_i{settings.instance_id}" if settings.instance_id else ""
+    return register_endpoint(f"{gpu_register_port}{suffix}", dp_client_id)
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexkv_radix.transfer.protocol import CudaPath, LayerwiseSocket
+from flexkv_radix.transfer.protocol import CudaPath, LayerwiseSocket, Owner
 from radixshmem import Geometry
 
 
@@ -26,3 +26,4 @@ class EngineSpec:
     task_ttl_s: float = 600.0
     strict: bool = False
     switched_off: str = ""  # by which setting the cache is off
+    owner: Owner | None = None  # whose processes may register

@@ -8,13 +8,14 @@ from typing import cast
 
 from flexkv_radix.attach import expected_geometry
 from flexkv_radix.backend import Backend
-from flexkv_radix.config import CacheConfig, ModelConfig, register_endpoint
+from flexkv_radix.config import CacheConfig, ModelConfig
 from flexkv_radix.layerwise import build_layerwise_eventfd_socket_path
 from flexkv_radix.metrics import MetricsEndpoint
-from flexkv_radix.settings import FlexKVSettings, warn_once
+from flexkv_radix.settings import FlexKVSettings, client_id_of, rank_endpoint, warn_once
 from flexkv_radix.spec import EngineSpec
 from flexkv_radix.tasks import KVTaskEngine
 from flexkv_radix.trace import TracedBackend
+from flexkv_radix.transfer.claims import Claim, new_owner
 from flexkv_radix.transfer.protocol import CudaPath, LayerwiseSocket
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,11 @@ def engine_spec(
         radix_server_name=settings.radixshmem_server_name,
         geometry=expected_geometry(model_config, cache_config),
         num_ranks=model_config.num_ranks,
-        register_endpoint=register_endpoint(
-            gpu_register_port or gpu_register_port_of(server_recv_port), dp_client_id
+        register_endpoint=rank_endpoint(
+            settings, gpu_register_port or gpu_register_port_of(server_recv_port), dp_client_id
         ),
-        dp_client_id=dp_client_id,
+        owner=new_owner(is_private=bool(gpu_register_port)),
+        dp_client_id=client_id_of(settings, dp_client_id, model_config.dp_size),
         layerwise_sockets=sockets,
         copy_threads=settings.copy_threads,
         thread_blocks=settings.transfer_thread_blocks,
@@ -58,6 +60,12 @@ def engine_spec(
         if settings.enable_radixshmem
         else "FLEXKV_ENABLE_RADIXSHMEM=0, and there is no other cache",
     )
+
+
+def claim_endpoint(spec: EngineSpec) -> Claim:
+    """From now on ranks that might be of spec's engine register with no other."""
+    assert spec.owner is not None, "engine_spec() names one"
+    return Claim(spec.register_endpoint, spec.owner)
 
 
 @cache

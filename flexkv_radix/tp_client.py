@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flexkv_radix.config import register_endpoint
 from flexkv_radix.layout import BlockLayout, KVCacheLayout
 from flexkv_radix.transfer.protocol import RankPlace, RegisterRank
-from flexkv_radix.transfer.registration import Registration, register_rank
+from flexkv_radix.transfer.registration import RankRefused, Registration, register_rank
 from radixshmem import ComponentType
 
 if TYPE_CHECKING:
@@ -21,21 +20,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Longer than a KVManager waits for the radix-server, before which no worker listens.
-_WORKER_TIMEOUT_S = 900.0
 _ANSWER_TIMEOUT_S = 120.0  # the worker maps the tensors one rank after the other
 _RECHECK_S = 0.5
 _POLL_S = 0.02
 _AGAIN_POLL_S = 0.1  # a worker that is started again, or never: no need to look as often
-_REFUSED_PAUSE_S = 5.0
+_REFUSED_PAUSE_S = 2.0
+_SAY_WAITING_S = 30.0
+_CLOSE_TIMEOUT_S = 7.0  # longer than a registration takes to end
 
 
 class KVTPClient:
     """One rank of an engine.
 
-    gpu_register_port and dp_client_id are the KVManager's.  Within a pipeline stage the order of
-    (intra_client_id, device_id) decides which share of a slot is this rank's, so it has to be the same
-    in all engines that share a node's cache.
+    gpu_register_port and dp_client_id are the KVManager's, and so has FLEXKV_INSTANCE_ID to be.  Within a
+    pipeline stage the order of (intra_client_id, device_id) decides which share of a slot is this rank's,
+    so it has to be the same in all engines that share a node's cache.
+
+    A rank whose process may be another engine's is not taken, but goes on trying (transfer/claims.py).
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class KVTPClient:
         pp_rank: int = 0,
         intra_client_id: int = 0,
     ) -> None:
-        self._endpoint = register_endpoint(gpu_register_port, dp_client_id)
+        from flexkv_radix.settings import load_settings, rank_endpoint  # has pydantic
+
+        self._endpoint = rank_endpoint(load_settings(), gpu_register_port, dp_client_id)
         self._place = RankPlace(dp_client_id, pp_rank, (intra_client_id << 16) + device_id)
         self._stop = threading.Event()
         self._registered = threading.Event()
@@ -54,7 +57,7 @@ class KVTPClient:
         self._tensors: Sequence[torch.Tensor] = ()  # what was shared lives as long as they do
         self._step: torch.cuda.Event | None = None  # what stores wait for
         self._was_registered = False
-        self.error = ""  # why the worker, or waiting for it, failed
+        self.error = ""  # why the worker has not taken the tensors, if it said so
 
     def register_to_server(
         self,
@@ -65,7 +68,7 @@ class KVTPClient:
         swa_kv_caches: Any = None,
         swa_kv_layout: BlockLayout | Sequence[BlockLayout] | None = None,
     ) -> None:
-        """Share this rank's KV tensors; returns at once, the worker may come up later.
+        """Share this rank's KV tensors; returns at once, the worker may come up at any time until close().
 
         kv_caches: the tensors that kv_layout describes, or for several layouts (groups of layers with
         their own shapes) a list of lists.  indexer_buffers: one more group, whose layer i travels with
@@ -123,18 +126,30 @@ class KVTPClient:
             self._step.record(torch.cuda.current_stream(self._tensors[0].device))
 
     def wait_registered(self, timeout_s: float) -> bool:
-        """Whether the worker has taken the tensors, within timeout_s.  RuntimeError if it refused them."""
+        """Whether the worker has taken the tensors, within timeout_s.  RuntimeError if it refused them.
+
+        At once if that is for good, else at the end of timeout_s: the rank goes on trying.
+        """
         self._registered.wait(timeout_s)
         if self.error:
             raise RuntimeError(self.error)
         return self._registered.is_set()
 
     def close(self) -> None:
-        """Withdraw the tensors; they may be freed afterwards.  A second call does nothing."""
+        """Withdraw the tensors; they may be freed afterwards.  A second call does nothing.
+
+        Waits some seconds until the worker has unmapped them.  If it has not by then (it is stopped, or a
+        transfer hangs), a warning says so: until it ends it may still write to them.
+        """
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(2 * _RECHECK_S)
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():  # it waits for the answer to a registration
+                self._say_mapped()
         self._tensors = ()
+
+    def _say_mapped(self) -> None:
+        logger.warning("%s: the transfer worker has not let go of the KV tensors", self._place)
 
     def _keep_registered(self, rank: RegisterRank, fds: Sequence[int]) -> None:
         """Register, and again whenever the worker was replaced."""
@@ -145,41 +160,69 @@ class KVTPClient:
             self._registered.set()
             while registration.is_alive() and not self._stop.wait(_RECHECK_S):
                 pass
-            registration.close()
             self._registered.clear()
+            if not registration.close():
+                self._say_mapped()
 
     def _register(self, rank: RegisterRank, fds: Sequence[int]) -> Registration | None:
-        """Register as soon as a worker listens.
+        """Register as soon as a worker listens, however long it takes.
 
-        None after close(), or where trying further is of no use: before the first success when the worker
-        refuses or does not come up in time.  Later there is no hurry: the engine runs without its cache.
+        None after close(), or where the worker never was there before and refuses for good.  Once it was,
+        another may come.
         """
-        deadline_s, refusal = time.monotonic() + _WORKER_TIMEOUT_S, ""
+        waiting = _Waiting(rank.place, is_again=self._was_registered)
         while not self._stop.is_set():
             try:
                 registration = register_rank(self._endpoint, rank, fds, _ANSWER_TIMEOUT_S, wait=False)
             except OSError as error:  # nobody listens, or the worker died meanwhile
-                if not self._was_registered and time.monotonic() > deadline_s:
-                    self._give_up(rank, f"no transfer worker came up in {_WORKER_TIMEOUT_S} s: {error}")
+                waiting.say(str(error))
+                pause_s = _AGAIN_POLL_S if self._was_registered or waiting.is_long else _POLL_S
+            except RuntimeError as error:  # the worker's refusal; or another user listens there
+                self.error = str(error)
+                may_pass = isinstance(error, RankRefused) and error.may_pass
+                if not may_pass and not self._was_registered:
+                    self._give_up(rank)
                     return None
-                pause_s = _AGAIN_POLL_S if self._was_registered else _POLL_S
-            except RuntimeError as error:  # the worker's refusal
-                if not self._was_registered:
-                    self._give_up(rank, str(error))
-                    return None
-                if str(error) != refusal:
-                    refusal = str(error)
-                    logger.warning("%s: KV tensors are not registered again: %s", rank.place, refusal)
+                waiting.say_refused(self.error)
                 pause_s = _REFUSED_PAUSE_S
             else:
-                self._was_registered = True
+                self._was_registered, self.error = True, ""
                 return registration
             self._stop.wait(pause_s)
         return None
 
-    def _give_up(self, rank: RegisterRank, why: str) -> None:
-        self.error = why
+    def _give_up(self, rank: RegisterRank) -> None:
         self._registered.set()
         logger.warning(
-            "%s: KV tensors are not registered, the engine runs without its cache: %s", rank.place, why
+            "%s: KV tensors are not registered, the engine runs without its cache: %s", rank.place, self.error
         )
+
+
+class _Waiting:
+    """What is said while a rank is not registered: a refusal once, what it waits for every 30 s.
+
+    A rank that was registered says refusals only: its KVManager has said that the worker is gone.
+    """
+
+    def __init__(self, place: RankPlace, *, is_again: bool) -> None:
+        self._place = place
+        self._is_again = is_again
+        self._since_s = self._said_s = time.monotonic()
+        self._refusal = ""
+
+    @property
+    def is_long(self) -> bool:
+        return time.monotonic() > self._since_s + _SAY_WAITING_S
+
+    def say(self, what: str) -> None:
+        if not self._is_again and time.monotonic() > self._said_s + _SAY_WAITING_S:
+            self._said_s = time.monotonic()
+            waited_s = self._said_s - self._since_s
+            logger.warning("%s: KV tensors are not registered after %.0f s: %s", self._place, waited_s, what)
+
+    def say_refused(self, why: str) -> None:
+        if why != self._refusal:
+            self._refusal, self._said_s = why, time.monotonic()
+            again = " again" if self._is_again else ""
+            logger.warning("%s: KV tensors are not registered%s: %s", self._place, again, why)
+        self.say(why)

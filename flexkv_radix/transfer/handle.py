@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from flexkv_radix.transfer.protocol import (
     DeviceMarked,
     Failed,
+    Joined,
     MarkDevice,
     Message,
     OpResult,
@@ -31,6 +33,9 @@ from flexkv_radix.transfer.wire import BacklogFull, Channel, send_fds
 
 _STOP_TIMEOUT_S = 10.0  # a worker that does not stop by then is killed
 _STOP_POLL_S = 0.01
+_SAY_WAITING_S = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 class TransferHandle:
@@ -66,6 +71,8 @@ class TransferHandle:
         self._receive_lock = threading.Lock()
         self._results: list[OpResult] = []
         self._is_ready = False
+        self._num_joined = 0
+        self._say_waiting_s = 0.0  # when to say next what is waited for
         self._failure = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -75,6 +82,7 @@ class TransferHandle:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         send_fds(ours, [self._lease_fd])
         self._channel = Channel(ours)
+        self._say_waiting_s = time.monotonic() + _SAY_WAITING_S
         self._thread = threading.Thread(target=self._keep, args=(theirs,), name="transfer", daemon=True)
         self._thread.start()
         self._send(Start(self._config))
@@ -125,7 +133,20 @@ class TransferHandle:
             self._read()
         if not self._is_ready and not channel.is_open:
             raise TransferDied(f"transfer worker: start-up failed: {self._cause()}")
+        if not self._is_ready and time.monotonic() > self._say_waiting_s:
+            self._say_waiting()
         return self._is_ready
+
+    def _say_waiting(self) -> None:
+        self._say_waiting_s = time.monotonic() + _SAY_WAITING_S
+        num_ranks = self._config.num_ranks
+        logger.warning(
+            "%d of %d ranks registered at %s%s",
+            self._num_joined,
+            num_ranks,
+            self._config.register_endpoint,
+            ": their KV tensors are being prepared" if self._num_joined == num_ranks else "",
+        )
 
     def submit(self, ops: list[TransferOp]) -> None:
         """Queue ops.  TransferDied when the worker is gone; RuntimeError before is_ready().
@@ -204,6 +225,8 @@ class TransferHandle:
                 self._results += results
             case Ready():
                 self._is_ready = True
+            case Joined(num_ranks=num_ranks):
+                self._num_joined = num_ranks
             case Failed(error=error):
                 self._failure = error
             case MarkDevice():

@@ -39,6 +39,12 @@ def check_peer(sock: socket.socket, path: str) -> None:
         )
 
 
+def peer_pid(sock: socket.socket) -> int:
+    """The process that connected sock; 0 if it cannot be seen from here (it is in another container)."""
+    pid, _ = _credentials(sock)
+    return pid
+
+
 def check_owner(path: str) -> None:
     """StrangerError unless the file at path is this user's or root's; OSError if there is none."""
     uid = os.lstat(path).st_uid

@@ -2,6 +2,7 @@
 
     engine --Submit-->  worker  <--Register-- rank
     engine <-Results--          --Registered->
+                                <--Contest--- another engine
 
 All of them are plain data: MessagePack on Unix sockets (wire.py), file descriptors beside it.
 """
@@ -171,6 +172,15 @@ class CudaPath(IntEnum):
 
 
 @dataclass(frozen=True)
+class Owner:
+    """The engine that a register endpoint is meant for (claims.py)."""
+
+    pid: int  # of the KVManager's process
+    claim: int  # which byte it has locked
+    is_private: bool  # no other engine is given the endpoint; else only what pid has started may register
+
+
+@dataclass(frozen=True)
 class TransferConfig:
     """Everything that the worker of one engine is started with."""
 
@@ -182,6 +192,7 @@ class TransferConfig:
     cuda_path: CudaPath = CudaPath.AUTO
     queue_threads: int = 0  # CUDA: threads that queue one op's copies for a GPU; 0: chosen
     layerwise_sockets: tuple[LayerwiseSocket, ...] = ()
+    owner: Owner | None = None  # whose processes may register; None: all of this user
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
@@ -200,6 +211,12 @@ class DeviceMarked(msgspec.Struct, tag=True, frozen=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """worker -> engine: every rank has registered."""
+
+
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    """worker -> engine: so many ranks have registered now."""
+
+    num_ranks: int
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -231,13 +248,29 @@ class Register(msgspec.Struct, tag=True, frozen=True):
 
 
 class Registered(msgspec.Struct, tag=True, frozen=True):
-    """worker -> rank; error "" when its memory is mapped."""
+    """worker -> rank; error "" when its memory is mapped; may_pass: it may be taken another time."""
 
     error: str
+    may_pass: bool = False
+
+
+class Contest(msgspec.Struct, tag=True, frozen=True):
+    """another engine -> worker, where ranks register: it claims the endpoint, too."""
 
 
 Message: TypeAlias = (
-    Start | MarkDevice | DeviceMarked | Ready | Failed | Submit | Results | Stop | Register | Registered
+    Start
+    | MarkDevice
+    | DeviceMarked
+    | Ready
+    | Joined
+    | Failed
+    | Submit
+    | Results
+    | Stop
+    | Register
+    | Registered
+    | Contest
 )
 
 

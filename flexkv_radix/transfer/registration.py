@@ -10,6 +10,16 @@ from collections.abc import Sequence
 from flexkv_radix.transfer.protocol import Register, Registered, RegisterRank
 from flexkv_radix.transfer.wire import Channel, connect, send_fds, wait_readable
 
+_CLOSE_TIMEOUT_S = 5.0  # a transfer that runs is waited for
+
+
+class RankRefused(RuntimeError):  # noqa: N818
+    """The worker does not take the rank.  may_pass: another time it may."""
+
+    def __init__(self, text: str, *, may_pass: bool) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
+
 
 class Registration:
     """Keeps a rank registered: the worker drops the rank's memory when this, or the process, ends."""
@@ -23,8 +33,15 @@ class Registration:
             return False
         return not wait_readable(self._channel)
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Withdraw; whether the worker, if it lives, has unmapped the memory (it may take its time)."""
+        is_unmapped = True
+        if self._channel.is_open:
+            with contextlib.suppress(OSError):  # the worker is gone
+                self._channel.sock.shutdown(socket.SHUT_WR)
+            is_unmapped = wait_readable(self._channel, _CLOSE_TIMEOUT_S)
         self._channel.close()
+        return is_unmapped
 
 
 def register_rank(
@@ -34,7 +51,7 @@ def register_rank(
 
     fds: one per CPU storage, in the order of rank.storages; they stay the caller's.  The memory has
     to stay allocated as long as the registration.  Raises TimeoutError when no worker comes up or
-    answers, another OSError when it ends meanwhile, RuntimeError with its text when it refuses.
+    answers, another OSError when it ends meanwhile, RankRefused with its text when it refuses.
     """
     deadline_s = time.monotonic() + timeout_s
     channel = Channel(connect(endpoint, timeout_s if wait else 0.0))
@@ -44,7 +61,8 @@ def register_rank(
         send_fds(channel.sock, fds)
         reply = _receive_reply(channel)
         if reply.error:
-            raise RuntimeError(f"{endpoint}: the transfer worker refused {rank.place}: {reply.error}")
+            why = f"{endpoint}: the transfer worker refused {rank.place}: {reply.error}"
+            raise RankRefused(why, may_pass=reply.may_pass)
         channel.sock.settimeout(None)
     except BaseException:
         channel.close()

@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from flexkv_radix.transfer.lane import Equipment
 from flexkv_radix.transfer.mapping import MappedStore
@@ -20,6 +21,12 @@ from flexkv_radix.transfer.mover import Mover, Placement, RankMemory, place
 from flexkv_radix.transfer.protocol import RankPlace
 from flexkv_radix.transfer.signals import LayerSignals
 from flexkv_radix.transfer.wire import Channel
+
+
+@dataclass(frozen=True)
+class _Leaver:
+    memory: RankMemory
+    on_unmapped: Callable[[], None]
 
 
 class Roster:
@@ -42,12 +49,27 @@ class Roster:
         self._make_mover = make_mover
         self._drain = drain
         self._ranks: dict[Channel, RankMemory] = {}
-        self._left: list[RankMemory] = []  # to unmap when nothing uses them any more
+        self._left: list[_Leaver] = []  # to unmap when nothing uses them any more
         self._mover: Mover | None = None
         self._made: queue.SimpleQueue[tuple[Placement, Mover] | Exception] = queue.SimpleQueue()
         self._is_making = False
         self.equipment: Equipment | str = "no rank has registered its KV tensors"  # or why there is none
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def holder(self, place: RankPlace) -> Channel | None:
+        """Whose place it is."""
+        return next((channel for channel, memory in self._ranks.items() if memory.rank.place == place), None)
+
+    def refusal(self, place: RankPlace) -> str:
+        """Why one more rank, at place, is not taken; "" if it is."""
+        if self.holder(place) is not None:
+            return "another rank has registered in this place"
+        if len(self._ranks) == self._num_ranks:
+            return f"all ranks of the engine have registered ({self._num_ranks})"
+        return ""
 
     def add(self, channel: Channel, memory: RankMemory) -> None:
         """ValueError if it was the last rank and the ranks do not fit together."""
@@ -57,9 +79,10 @@ class Roster:
         elif not self._is_making:
             self._equip()
 
-    def remove(self, channel: Channel) -> None:
+    def remove(self, channel: Channel, on_unmapped: Callable[[], None]) -> None:
+        """on_unmapped is called once nothing of the rank's memory is mapped any more."""
         memory = self._ranks.pop(channel)
-        self._left.append(memory)
+        self._left.append(_Leaver(memory, on_unmapped))
         self.equipment = f"{memory.rank.place} is gone"
         if not self._is_making:
             self._unequip()
@@ -100,7 +123,9 @@ class Roster:
             self._mover.close()
             self._mover = None
         while self._left:
-            self._left.pop().close()
+            leaver = self._left.pop()
+            leaver.memory.close()
+            leaver.on_unmapped()
 
 
 def _num_layers(placement: Placement) -> dict[RankPlace, int]:

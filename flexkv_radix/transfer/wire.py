@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from flexkv_radix.transfer.peers import check_owner, check_peer, close_in_children
@@ -205,15 +205,19 @@ def socket_path(endpoint: str) -> str:
     return path
 
 
-def listen(endpoint: str, stop: threading.Event | None = None) -> socket.socket:
+def listen(
+    endpoint: str, stop: threading.Event | None = None, rival: Callable[[], str] = str
+) -> socket.socket:
     """Listen on endpoint, for this user only; a socket file that nobody serves any more is replaced.
 
     Waits, unless stop is set, for a killed worker's socket to close, which it does after the memory that
-    it pinned.
+    it pinned.  RuntimeError at once if rival() names somebody who lives and uses the endpoint.
     """
     path = socket_path(endpoint)
     deadline_s, stop = time.monotonic() + _LISTEN_TIMEOUT_S, stop or threading.Event()
     while _is_served(path):
+        if error := rival():
+            raise RuntimeError(error)
         if time.monotonic() > deadline_s or stop.wait(_LISTEN_RETRY_S):
             raise RuntimeError(f"{path}: another transfer worker listens here; give each engine its own path")
     with contextlib.suppress(FileNotFoundError):

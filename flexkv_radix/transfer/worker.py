@@ -21,18 +21,22 @@ import sys
 import threading
 from collections.abc import Callable
 
+from flexkv_radix.transfer.claims import Gate
 from flexkv_radix.transfer.lane import Lane
 from flexkv_radix.transfer.lifeline import show_end
 from flexkv_radix.transfer.mapping import MappedStore
 from flexkv_radix.transfer.mover import Mover, Placement, RankMemory
-from flexkv_radix.transfer.peers import Peer
+from flexkv_radix.transfer.peers import Peer, peer_pid
 from flexkv_radix.transfer.protocol import (
+    Contest,
     DeviceMarked,
     Failed,
+    Joined,
     MarkDevice,
     Message,
     OpKind,
     OpResult,
+    RankPlace,
     Ready,
     Register,
     Registered,
@@ -63,13 +67,15 @@ class Worker:
         self._engine = engine
         self._send_lock = threading.Lock()
         self._config = config
+        self._gate = Gate(config.register_endpoint, config.owner)
+        listener = listen(config.register_endpoint, rival=self._gate.rival)
         self._signals = LayerSignals(config.layerwise_sockets)
-        listener = listen(config.register_endpoint)
         self._lanes = {kind: Lane(kind, self._report, self._signals) for kind in OpKind}
         self._device_marked = threading.Event()
         self._roster = Roster(
             MappedStore(config.store), config.num_ranks, self._signals, self._new_mover, self._drain
         )
+        self._peers: dict[Channel, Peer] = {}  # of the ranks
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
         self._watch(engine.sock, self._serve_engine)
@@ -133,6 +139,8 @@ class Worker:
         if payload is None:
             return None
         message = decode(payload)
+        if isinstance(message, Contest):
+            return functools.partial(self._drop_strangers, arrival.sock)
         if not isinstance(message, Register):
             raise ConnectionError(f"Register expected, not {type(message).__name__}")
         rank = message.rank
@@ -142,29 +150,55 @@ class Worker:
     def _add_rank(self, sock: socket.socket, rank: RegisterRank, fds: list[int]) -> None:
         channel = Channel(sock)
         try:
+            if refusal := self._refusal(rank.place, peer_pid(sock)):
+                _reply(channel, refusal, may_pass=True)
+                channel.close()
+                return
             self._roster.add(channel, _map_rank(rank, fds))
         except Exception as error:
             _reply(channel, str(error))
             raise
         finally:
             close_fds(fds)
-        peer = Peer(sock)
-        for fd in peer.files:
-            self._watch(fd, functools.partial(self._serve_rank, channel, peer))
+        self._peers[channel] = Peer(sock)
+        for fd in self._peers[channel].files:
+            self._watch(fd, functools.partial(self._serve_rank, channel))
+        self._send(Joined(len(self._roster)))
         _reply(channel, "")
         logger.info("%s registered", rank.place)
 
-    def _serve_rank(self, channel: Channel, peer: Peer) -> None:
+    def _refusal(self, place: RankPlace, pid: int) -> str:
+        """Why a rank is not taken, which does no harm to those that were; "" if it is."""
+        if refusal := self._gate.refusal(pid):
+            return refusal
+        holder = self._roster.holder(place)
+        if holder is not None and self._gate.is_nearer(pid, peer_pid(holder.sock)):
+            logger.warning("%s: process %d has it, and not %d", place, pid, peer_pid(holder.sock))
+            self._drop_rank(holder)
+        return self._roster.refusal(place)
+
+    def _drop_strangers(self, sock: socket.socket) -> None:
+        """The engine that connected by sock claims the endpoint: some ranks may turn out to be its."""
+        sock.close()
+        for channel in list(self._peers):
+            if refusal := self._gate.refusal(peer_pid(channel.sock), is_in=True):
+                logger.warning("a rank has to go: %s", refusal)
+                self._drop_rank(channel)
+
+    def _serve_rank(self, channel: Channel) -> None:
         """The rank is gone, or says what nobody asked."""
-        if channel.fileno() < 0:  # both of the peer's files had the news
+        if channel not in self._peers:  # both of the peer's files had the news
             return
         channel.receive_available()
-        if not channel.is_open or peer.has_ended():
-            for fd in peer.files:
-                self._selector.unregister(fd)
-            self._roster.remove(channel)
-            channel.close()
-            peer.close()
+        if not channel.is_open or self._peers[channel].has_ended():
+            self._drop_rank(channel)
+
+    def _drop_rank(self, channel: Channel) -> None:
+        peer = self._peers.pop(channel)
+        for fd in peer.files:
+            self._selector.unregister(fd)
+        self._roster.remove(channel, peer.close)
+        self._send(Joined(len(self._roster)))
 
     def _take_mover(self) -> None:
         if self._roster.take_mover():
@@ -187,6 +221,8 @@ class Worker:
         return CudaMover(placement, self._config)
 
     def _meet_layers(self, pp_rank: int, arrival: Arrival) -> Callable[[], None] | None:
+        if refusal := self._gate.refusal(peer_pid(arrival.sock)):
+            raise ConnectionError(refusal)
         add = self._signals.meet(pp_rank, arrival)
         return None if add is None else functools.partial(self._add_eventfds, add)
 
@@ -195,9 +231,9 @@ class Worker:
         add()
 
 
-def _reply(channel: Channel, error: str) -> None:
+def _reply(channel: Channel, error: str, *, may_pass: bool = False) -> None:
     with contextlib.suppress(OSError):  # a rank that left meanwhile is noticed by its closed socket
-        channel.send(Registered(error))
+        channel.send(Registered(error, may_pass))
 
 
 def _map_rank(rank: RegisterRank, fds: list[int]) -> RankMemory:

@@ -75,6 +75,9 @@ class Commands:
     def disabled(self) -> str:
         return self._engine.manager.disabled
 
+    def rank_error(self) -> str:
+        return self._engine.clients[0].error
+
     def worker_pid(self) -> int:
         """0 while there is none."""
         worker = self._engine.manager._backend._driver.worker  # type: ignore[attr-defined]

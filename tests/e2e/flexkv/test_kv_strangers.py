@@ -96,7 +96,7 @@ def test_strangers_are_turned_away(node: Node, tmp_path: Path, server) -> None:
     layerwise = {"FLEXKV_ENABLE_LAYERWISE_TRANSFER": "1", "FLEXKV_LAYERWISE_EVENTFD_SOCKET": layers}
     with small_engine(name, tmp_path, environ={**EXTERNAL, **layerwise}).wait_ready() as engine:
         files = sorted(tmp_path.iterdir())
-        assert len(files) == 5
+        assert len(files) == 6
         assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
         for file in files:
             if file.is_socket() and file.name != "flexkv":  # ZeroMQ's: there the token counts

@@ -21,13 +21,12 @@ def main() -> None:
         # Usually an operator runs this part: radix-server --name /flexkv --data-bytes 64G
         RadixServer(ServerConfig(name=name, data_bytes=8 << 20, metrics_address="")),
     ):
-        engines = [start_instance(name, f"ipc://{directory}/flexkv", instance) for instance in range(2)]
-        if any(engine.wait() for engine in engines):
-            raise SystemExit("an engine failed")
+        for instance in range(2):  # the second loads what the first stored
+            run_instance(name, f"ipc://{directory}/flexkv", instance)
 
 
-def start_instance(server_name: str, port: str, instance: int) -> subprocess.Popen[bytes]:
-    """Start an engine instance that serves the same three prompts as the other."""
+def run_instance(server_name: str, port: str, instance: int) -> None:
+    """Run an engine instance until it has served the same three prompts as the other."""
     environment = {
         "FLEXKV_RADIXSHMEM_SERVER_NAME": server_name,
         "FLEXKV_SERVER_RECV_PORT": port,
@@ -36,8 +35,8 @@ def start_instance(server_name: str, port: str, instance: int) -> subprocess.Pop
         "FLEXKV_INSTANCE_ID": str(instance),
     }
     engine = Path(__file__).with_name("flexkv_engine.py")
-    command = [sys.executable, str(engine), str(instance), "1", "2", "3"]
-    return subprocess.Popen(command, env={**os.environ, **environment})
+    command = [sys.executable, str(engine), "0", "1", "2", "3"]
+    subprocess.run(command, env={**os.environ, **environment}, check=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,14 @@ import torch
 
 from flexkv_radix import CacheConfig, LayerGroupSpec, ModelConfig, RankInfo, SWAPoolConfig, expected_geometry
 from flexkv_radix.config import dtype_itemsize, register_endpoint
-from flexkv_radix.settings import FlexKVSettings, load_settings, settings_table, warn_once
+from flexkv_radix.settings import (
+    FlexKVSettings,
+    client_id_of,
+    load_settings,
+    rank_endpoint,
+    settings_table,
+    warn_once,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +98,25 @@ def test_rank_info() -> None:
     assert [rank.num_layers_per_pp_stage for rank in ranks] == [3, 3, 2, 2]
     assert ranks[0].dp_client_id == 7
     assert (ranks[0].tp_rank_per_node, ranks[0].pp_size_per_node, model.num_ranks) == (1, 2, 16)
+
+
+def test_instances_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each data-parallel group of each instance has a number, and an endpoint for its ranks."""
+    numbers, endpoints = [], set()
+    for instance in range(3):
+        monkeypatch.setenv("FLEXKV_INSTANCE_ID", str(instance))
+        settings = load_settings()
+        for rank in range(2):
+            numbers.append(client_id_of(settings, rank, dp_size=2))
+            endpoints.add(rank_endpoint(settings, "ipc:///run/x", rank))
+            full = RankInfo(ModelConfig(dp_size=2), dp_rank=rank, instance_id=instance).dp_client_id
+            assert client_id_of(settings, full, dp_size=2) == full == numbers[-1]
+    assert numbers == [0, 1, 2, 3, 4, 5]
+    assert len(endpoints) == 6
+    assert client_id_of(load_settings(), 7, dp_size=1) == 7  # a number that the caller gave out
+    monkeypatch.setenv("FLEXKV_INSTANCE_NUM", "2")
+    with pytest.raises(ValueError, match=r"FLEXKV_INSTANCE_ID: 2 .*FLEXKV_INSTANCE_NUM=2"):
+        load_settings()
 
 
 def test_environment_over_yaml_over_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

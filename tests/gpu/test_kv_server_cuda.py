@@ -26,7 +26,7 @@ WATCHED_S = 0.5  # a killed process is torn down in some 0.1 s
 def test_no_byte_is_loaded_after_the_answer(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flexkv_radix.server.client._CHECK_MS", 1)  # so that the death is seen at once
+    monkeypatch.setattr("flexkv_radix.server.lines._CHECK_MS", 1)  # so that the death is seen at once
     memory = RankMemory(
         KVCacheLayout(LAYERFIRST, LAYERS, NUM_BLOCK, BLOCK, HEADS, HEAD_SIZE), LAYERS, device="cuda"
     )

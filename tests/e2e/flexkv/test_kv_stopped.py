@@ -24,7 +24,7 @@ PROMPT = tokens_of(5 * BLOCK)
 HERE, THERE = [3, 9, 4, 30, 11], [20, 1, 2, 29, 0]
 DATA_BYTES = 64 * SMALL_SLOT_BYTES
 NUM_LOADS = 800  # whose messages are more than a socket holds, and whose pins fewer than a client may have
-PROMPTLY_S = 1.0
+PROMPTLY_S = 3.0
 PIDFD_GETFD = 438  # the system call
 T = TypeVar("T")
 

@@ -245,6 +245,7 @@ def test_engines_of_another_geometry_are_refused_and_serve_without(
 
 
 @latest_alone
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [OURS, HOOK])
 def test_a_strict_engine_does_not_start_without_the_cache(
     node: Node, client: RadixClient, make_engine: MakeEngine, way: str

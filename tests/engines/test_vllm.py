@@ -186,6 +186,7 @@ def test_an_engine_with_other_rotary_embeddings_does_not_share(
     assert whole_blocks(asked[0]) == pair.second.generate(*asked)[0]["num_cached"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfer", [OURS, FLEXKV], ids=lambda transfer: transfer["kv_connector"])
 def test_a_strict_engine_does_not_start_without_the_cache(
     pair: Pair, client: RadixClient, make_engine: MakeEngine, transfer: dict[str, str]

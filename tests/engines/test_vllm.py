@@ -129,6 +129,27 @@ def test_the_other_way_round_and_longer(pair: Pair, client: RadixClient, prompts
     assert output["num_cached"] == (700 + 63) // BLOCK * BLOCK
 
 
+def test_an_engine_with_other_rotary_embeddings_does_not_share(
+    pair: Pair, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
+) -> None:
+    """Equal weights and sizes, but other KV: it is refused, and serves without."""
+    asked = prompts(24, 300)
+    store(pair, client, pair.first, *asked)
+    other = make_engine(
+        VLLM,
+        pair.server,
+        kv_transfer_config=OURS,
+        hf_overrides={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    )
+    (output,) = other.generate(*asked)
+    assert [output["tokens"]] != pair.expected(*asked)
+    assert output["num_cached"] == 0
+    (warning,) = [line for line in other.log.read_text().splitlines() if "without the KV cache" in line]
+    assert "fingerprint" in warning
+    other.close()
+    assert whole_blocks(asked[0]) == pair.second.generate(*asked)[0]["num_cached"]
+
+
 def test_a_salt_keeps_tenants_apart(pair: Pair, client: RadixClient, prompts: Prompts) -> None:
     (prompt,) = prompts(4, 300)
     store(pair, client, pair.first, prompt, salt="one tenant")
@@ -163,27 +184,6 @@ def test_outputs_depend_on_what_is_loaded(
     client.reset()
     assert output["num_cached"] == whole_blocks(prompt)
     assert output["tokens"] != pair.expected(prompt)[0]
-
-
-def test_an_engine_with_other_rotary_embeddings_does_not_share(
-    pair: Pair, client: RadixClient, prompts: Prompts, make_engine: MakeEngine
-) -> None:
-    """Equal weights and sizes, but other KV: it is refused, and serves without."""
-    asked = prompts(24, 300)
-    store(pair, client, pair.first, *asked)
-    other = make_engine(
-        VLLM,
-        pair.server,
-        kv_transfer_config=OURS,
-        hf_overrides={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    )
-    (output,) = other.generate(*asked)
-    assert [output["tokens"]] != pair.expected(*asked)
-    assert output["num_cached"] == 0
-    (warning,) = [line for line in other.log.read_text().splitlines() if "without the KV cache" in line]
-    assert "fingerprint" in warning
-    other.close()
-    assert whole_blocks(asked[0]) == pair.second.generate(*asked)[0]["num_cached"]
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ def names_within(weights: str, namespace: Namespace) -> tuple[str, ...]:
 
 
 def _names(namespace: Namespace) -> tuple[str, ...]:
+    if namespace is None or namespace == ():
+        return ()
     if isinstance(namespace, (str, bytes)):  # a sequence of its letters, which nobody means
         raise TypeError(f"namespace: a list of strings expected, pass [{namespace!r}]")
     names = tuple(namespace or ())

@@ -65,11 +65,15 @@ static inline uint64_t digest_of(const chain *c)
     return avalanche(mix_rest(fold_lanes(c->at) + c->num_bytes, c->next, c->num_rest));
 }
 
+#pragma GCC visibility push(hidden)
+
 /* Goes on by num_blocks and writes their digests. */
 void rs_hash_narrow(chain *c, uint64_t num_blocks, uint64_t *out);
 
 /* The same, faster; out[-1] has the digest of c.  False, and nothing was done: this CPU has no suitable
  * vector unit, or blocks are too short. */
 bool rs_hash_fast(chain *c, uint64_t num_blocks, uint64_t *out);
+
+#pragma GCC visibility pop
 
 #endif

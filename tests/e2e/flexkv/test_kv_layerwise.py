@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
@@ -11,7 +10,6 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +28,7 @@ from engine import (
     tokens_of,
 )
 from node import Node
+from stopping import stopped
 
 from flexkv_radix import CacheConfig, KVCacheLayout, KVResponseStatus, ModelConfig, SWAPoolConfig
 from flexkv_radix.layerwise import LayerEvents, LayerLoadFailed
@@ -290,12 +289,3 @@ def test_a_failed_load_does_not_fail_the_next(node: Node, tmp_path: Path) -> Non
         engine.expect(task_id, KVResponseStatus.SUCCESS)
         assert engine.wrong_blocks(PROMPT, THERE) == []
         events.close()
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)

@@ -61,7 +61,7 @@ class _Submitted:
     launched_ns: int
 
 
-class _Refused(Exception):  # noqa: N818
+class _Refused(Exception):  # noqa: N818 - what the server did, not an error of ours
     """Waiting for the radix-server is of no use."""
 
     def __init__(self, cause: Exception) -> None:

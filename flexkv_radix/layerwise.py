@@ -35,7 +35,7 @@ ACCEPTED = b"\x01"
 _REPLY_TIMEOUT_S = 30.0
 
 
-class LayerLoadFailed(RuntimeError):  # noqa: N818
+class LayerLoadFailed(RuntimeError):  # noqa: N818 - says what happened, as TransferDied does
     """The load failed; layers that were not signalled hold no valid bytes."""
 
 

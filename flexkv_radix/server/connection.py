@@ -44,7 +44,7 @@ _OVER_POLL_S = 0.01
 _WORKER_TIMEOUT_S = 5.0
 
 
-class KVServerDied(RadixError):  # noqa: N818
+class KVServerDied(RadixError):  # noqa: N818 - says what happened, as TransferDied does
     """The KVServer is gone, or answers no more."""
 
 
